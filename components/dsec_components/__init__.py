@@ -1,0 +1,1 @@
+"""Pulumi components that declare a dsec platform."""

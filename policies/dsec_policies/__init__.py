@@ -1,0 +1,1 @@
+"""Policy pack of dsec; the rules themselves are in dsec.rules."""

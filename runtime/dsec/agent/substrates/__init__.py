@@ -1,0 +1,1 @@
+"""What really runs a sandbox: OCI runtime, or simulated."""

@@ -1,0 +1,1 @@
+"""Models of records, documents and wire messages; imports nothing else of dsec."""

@@ -1,0 +1,1 @@
+"""The dsec = dsecctl program."""

@@ -1,0 +1,1 @@
+"""The SDK: the same verbs, sync and async."""

@@ -1,0 +1,1 @@
+"""One reconciler per record, in one readable list."""

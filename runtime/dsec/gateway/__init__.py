@@ -1,0 +1,1 @@
+"""The HTTP API: authentication, authorisation, reads, proxy, agents' entry."""

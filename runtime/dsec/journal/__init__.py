@@ -1,0 +1,1 @@
+"""Append-only history and the fenced log of key bindings."""

@@ -1,0 +1,1 @@
+"""The embedded single-machine Kubernetes, standalone mode and the tool chain."""

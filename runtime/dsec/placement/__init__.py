@@ -1,0 +1,1 @@
+"""Which node gets which replica: pure functions over plain data."""

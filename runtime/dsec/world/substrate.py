@@ -1,0 +1,122 @@
+"""What runs a sandbox on a node: one contract for containers, VMs and the simulator."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dsec.api.sandbox import End, Evidence, SandboxSpec
+from dsec.api.wire import NodeInventory
+
+
+class SubstrateError(Exception):
+    """The substrate could not do it; `reason` is an EndReason value."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the typed reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """A command to run in a live sandbox. `timeout` in seconds; the whole tree is killed then."""
+
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    user: str = ""
+    stdin: bytes = b""
+    timeout: float | None = None
+    output_cap: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of output (`stream` is "stdout" or "stderr"), or the end of an exec."""
+
+    stream: str
+    data: bytes = b""
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    dropped_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Started:
+    """A sandbox whose init answers. `pid` is the init's, in the node's namespace."""
+
+    pid: int
+    evidence: Evidence
+    address: str | None = None
+
+
+class Substrate(Protocol):
+    """Runs sandboxes. State that must survive the agent is on disk and in the kernel.
+
+    `on_heartbeat(sandbox_id, body)` is called at each heartbeat POST from inside; the first one
+    registers the sandbox. `wait` returns when the main command has ended.
+    """
+
+    on_heartbeat: Callable[[str, dict[str, object]], None]
+
+    async def inventory(self) -> NodeInventory:
+        """Say what this node has and can do."""
+        ...
+
+    async def prepare_image(self, image: str) -> None:
+        """Make an image's layers ready. Idempotent. Raises SubstrateError(image-pull-failed)."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> Started:
+        """Create namespaces, limits and file systems, and start init; the command waits.
+
+        Idempotent by sandbox id. Raises SubstrateError; nothing is left behind then.
+        """
+        ...
+
+    async def start(self, sandbox_id: str) -> None:
+        """Tell init to start the main command. Idempotent."""
+        ...
+
+    async def wait(self, sandbox_id: str) -> End:
+        """Wait for the end of the main command; typed reason, evidence and newest output."""
+        ...
+
+    async def stop(self, sandbox_id: str, grace: float) -> None:
+        """SIGTERM to the main command, SIGKILL to the whole tree after the grace. Idempotent."""
+        ...
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Freeze every process of it."""
+        ...
+
+    async def resume(self, sandbox_id: str) -> None:
+        """Thaw it."""
+        ...
+
+    def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
+        """Run a command in it; the last chunk carries exit_code or signal."""
+        ...
+
+    def logs(self, sandbox_id: str, *, follow: bool) -> AsyncIterator[Chunk]:
+        """Yield the kept output of the main command, then new output while it runs."""
+        ...
+
+    async def archive(self, sandbox_id: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield (name, content) of the scene: logs, environment, collected dirs, temp files.
+
+        Works on a dead sandbox until `destroy`. Never follows a link out of the sandbox.
+        """
+        ...
+
+    async def destroy(self, sandbox_id: str) -> None:
+        """Kill what lives, remove cgroups, mounts, namespaces and files. Idempotent."""
+        ...
+
+    async def adopt(self) -> list[tuple[SandboxSpec, Started | None]]:
+        """Find sandboxes that an earlier agent process left; None where init is gone.
+
+        Removes what is half-made (crash between steps).
+        """
+        ...

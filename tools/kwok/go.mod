@@ -1,0 +1,3 @@
+module dsec.dev/tools/kwok
+
+go 1.26

@@ -1,4 +1,4 @@
-"""The base class of every model: camelCase on the wire, snake_case in code, unknown keys refused."""
+"""The base of every model: camelCase on the wire, snake_case in code, unknown keys refused."""
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel

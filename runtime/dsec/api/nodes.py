@@ -1,0 +1,158 @@
+"""Machines, pools of machines, and the images that they hold."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from dsec.api.base import WireModel
+from dsec.api.meta import (
+    Bytes,
+    Conditions,
+    Count,
+    DnsName,
+    Labels,
+    Live,
+    NewReplicas,
+    Replace,
+    Word,
+)
+from dsec.api.tenant import Amounts
+from dsec.api.wire import NodeInventory, Usage
+
+
+class RecordReason(StrEnum):
+    """Reasons in the Ready condition of Tenant, SandboxNodePool, SandboxNode and SandboxImage."""
+
+    READY = "Ready"
+    """Ready=True."""
+    NAMESPACE_TAKEN = "NamespaceTaken"
+    """Tenant Ready=False: a project's namespace belongs to another tenant."""
+    NO_NODES = "NoNodes"
+    """SandboxNodePool Ready=False: no node of the pool is ready."""
+    AGENT_SILENT = "AgentSilent"
+    """SandboxNode Ready=Unknown: no answer within the failover preset (CONF-21)."""
+    CORDONED = "Cordoned"
+    """SandboxNode Ready=False: spec.unschedulable is set."""
+    CLOCK_OFF = "ClockOff"
+    """SandboxNode Ready=False: its clock is off by more than 500 ms."""
+    NOT_FOUND = "NotFound"
+    """SandboxImage Ready=False: the registry does not have it."""
+    REGISTRY_UNREACHABLE = "RegistryUnreachable"
+    """SandboxImage Ready=Unknown: the registry did not answer."""
+
+
+class PoolKind(StrEnum):
+    """What the nodes of a pool are for."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    MIXED = "mixed"
+
+
+class Taint(WireModel):
+    """Kubernetes taint that nodes of the pool carry."""
+
+    key: Word = Field(description="Key.")
+    value: Word = Field(default="", description="Value.")
+    effect: Annotated[str, Field(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$")] = Field(
+        default="NoSchedule", description="NoSchedule, PreferNoSchedule or NoExecute."
+    )
+
+
+class Watermarks(WireModel):
+    """Use at which a node takes no more, and at which it takes work again."""
+
+    high_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=100, description="No new sandboxes above this booked share."
+    )
+    low_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=90, description="New sandboxes again below this booked share."
+    )
+
+
+class AgentSettings(WireModel):
+    """How the agents of a pool run."""
+
+    heartbeat_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=15, description="Heartbeat period given to sandboxes."
+    )
+    max_sandboxes: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=2000, description="Most live sandboxes on a node."
+    )
+    reserved_cpu_milli: Bytes = Field(default=0, description="Kept for the node itself.")
+    reserved_memory_bytes: Bytes = Field(default=0, description="Kept for the node itself.")
+    start_deadline_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        default=60, description="Time to the first heartbeat."
+    )
+
+
+class SandboxNodePoolSpec(WireModel):
+    """Nodes of one make."""
+
+    kind: Replace[PoolKind] = Field(default=PoolKind.CPU, description="cpu, gpu or mixed.")
+    labels: Live[Labels] = Field(default={}, description="Labels that its nodes carry.")
+    node_selector: Live[Labels] = Field(
+        default={}, description="Kubernetes node labels that make a node a member."
+    )
+    taints: Live[list[Taint]] = Field(default=[], max_length=32, description="Taints.")
+    watermarks: Live[Watermarks] = Field(default=Watermarks(), description="Fill limits.")
+    agent: NewReplicas[AgentSettings] = Field(
+        default=AgentSettings(), description="How its agents run."
+    )
+
+
+class SandboxNodePoolStatus(WireModel):
+    """The pool as seen."""
+
+    observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
+    conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
+    nodes: Count = Field(default=0, description="Registered nodes.")
+    ready: Count = Field(default=0, description="Ready nodes.")
+    capacity: Amounts = Field(default=Amounts(), description="Sum over its nodes.")
+
+
+class SandboxNodeSpec(WireModel):
+    """A machine that runs sandboxes."""
+
+    pool: Replace[DnsName | None] = Field(default=None, description="Pool that it belongs to.")
+    labels: Live[Labels] = Field(default={}, description="Labels that placement matches.")
+    unschedulable: Live[bool] = Field(default=False, description="Takes no new sandboxes.")
+
+
+class SandboxNodeStatus(WireModel):
+    """What the agent last said."""
+
+    observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
+    conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
+    uid: Word = Field(default="", description="Stable for the machine's life.")
+    endpoint: Word = Field(default="", description="https URL of the agent.")
+    boot_id: Word = Field(default="", description="Changes with each boot.")
+    incarnation: int = Field(default=0, ge=0, description="Grows with each agent start.")
+    inventory: NodeInventory | None = Field(default=None, description="What it has and can do.")
+    used: Usage = Field(default=Usage(), description="Sum over its live sandboxes.")
+    live: Count = Field(default=0, description="Live sandboxes.")
+    last_seen: datetime | None = Field(default=None, description="Last registration (UTC).")
+
+
+class SandboxImageSpec(WireModel):
+    """An image that experiments of the project use."""
+
+    reference: Replace[Word] = Field(description="Reference with tag or digest.")
+    digest: Live[Annotated[str, Field(pattern="^(sha256:[0-9a-f]{64})?$")]] = Field(
+        default="", description="Expected digest; empty: whatever the tag meant first."
+    )
+    preload_pools: Live[list[DnsName]] = Field(
+        default=[], max_length=64, description="Pools whose nodes fetch it ahead of use."
+    )
+
+
+class SandboxImageStatus(WireModel):
+    """What the registry said."""
+
+    observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
+    conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
+    ready: bool = Field(default=False, description="It can be used.")
+    digest: Word = Field(default="", description="Digest in use.")
+    size_bytes: Bytes = Field(default=0, description="Compressed size, in bytes.")

@@ -61,6 +61,9 @@ class NodeAdmission(WireModel):
     expires: datetime | None = None
     epoch: int = Field(description="The highest leader epoch known; the agent persists it.")
     clock_offset_seconds: float = 0.0
+    capability_public_key_pem: str = Field(
+        default="", description="Ed25519 key that verifies the gateways' per-sandbox capabilities."
+    )
 
 
 class CreateCall(WireModel):

@@ -17,8 +17,8 @@ TENANT_LABEL = f"{GROUP}/tenant"
 PROJECT_LABEL = f"{GROUP}/project"
 """On a namespace: the project that it is. Only the Tenant controller may write it."""
 
-INT64 = (1 << 63) - 1
-"""Kubernetes stores whole numbers as int64."""
+MAX_INT = 1 << 53
+"""Whole numbers up to here survive every JSON reader; schema bounds are doubles in Kubernetes."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ Word = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
 LabelValue = Annotated[str, Field(max_length=63)]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=64)]
-Bytes = Annotated[int, Field(ge=0, le=INT64)]
+Bytes = Annotated[int, Field(ge=0, le=MAX_INT)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 Money = Annotated[str, Field(pattern=r"^\d{1,15}(\.\d{1,4})?$", max_length=20)]
 """An exact decimal amount as text; binary floating point cannot hold 0.1."""

@@ -1,0 +1,523 @@
+"""Inputs of the components, one TypedDict per record model. Generated; edits are lost.
+
+Names carry no Args suffix: SDK generators append it. The component analyser needs real types, so
+there is no postponed evaluation of annotations here, and closed sets are strings whose words the
+description lists.
+"""
+
+from typing import NotRequired, TypedDict
+
+import pulumi
+
+
+class RoleResources(TypedDict):
+    """Hard ceilings of one replica. What is left out must come from the tenant's defaults."""
+
+    cpu_milli: NotRequired[pulumi.Input[int]]
+    """CPU time, in thousandths of a core."""
+
+    memory_bytes: NotRequired[pulumi.Input[int]]
+    """Hard memory limit, in bytes."""
+
+    pids: NotRequired[pulumi.Input[int]]
+    """Most processes and threads at once."""
+
+    disk_bytes: NotRequired[pulumi.Input[int]]
+    """Writable space (root and workspace), in bytes."""
+
+    disk_iops: NotRequired[pulumi.Input[int]]
+    """Ceiling of disk operations a second."""
+
+    disk_bytes_per_second: NotRequired[pulumi.Input[int]]
+    """Ceiling of disk bandwidth, in bytes a second."""
+
+
+class Gpu(TypedDict):
+    """GPUs of one replica (CONF-07, CONF-08)."""
+
+    count: NotRequired[pulumi.Input[int]]
+    """Whole devices, or clients of shares."""
+
+    mode: NotRequired[pulumi.Input[str]]
+    """How the devices are given. One of: whole, mps, mig, passthrough, shares."""
+
+    memory_bytes: NotRequired[pulumi.Input[int]]
+    """Ceiling of GPU memory per device, in bytes."""
+
+    shares: NotRequired[pulumi.Input[int]]
+    """GPU memory shares, 10 per GB of device memory."""
+
+    model: NotRequired[pulumi.Input[str]]
+    """Device model, matched with the node label gpu-type."""
+
+
+class RoleMount(TypedDict):
+    """Space that the replicas of a role see at a path."""
+
+    name: pulumi.Input[str]
+    """Unique within the role."""
+
+    path: pulumi.Input[str]
+    """Where the sandbox sees it."""
+
+    kind: NotRequired[pulumi.Input[str]]
+    """What it is for. One of: workspace, scratch, data, output."""
+
+    read_only: NotRequired[pulumi.Input[bool]]
+    """The sandbox cannot write to it."""
+
+    size_bytes: NotRequired[pulumi.Input[int]]
+    """Capacity, in bytes."""
+
+    claim: NotRequired[pulumi.Input[str]]
+    """PersistentVolumeClaim of the project."""
+
+    dataset: NotRequired[pulumi.Input[str]]
+    """Data set to show there."""
+
+    collect: NotRequired[pulumi.Input[bool]]
+    """Copied to lasting storage at the end."""
+
+    retention_seconds: NotRequired[pulumi.Input[int]]
+    """How long the collected copy is kept."""
+
+
+class Elastic(TypedDict):
+    """Declared elasticity of a role; bounds are the role's min and max (API-16)."""
+
+    metric: pulumi.Input[str]
+    """Name of the metric, for example queue_depth or cpu."""
+
+    target: NotRequired[pulumi.Input[int]]
+    """Set-point or trigger, in the metric's unit."""
+
+
+class Role(TypedDict):
+    """Replicas that do the same work."""
+
+    name: pulumi.Input[str]
+    """Unique within the experiment. Change: replace."""
+
+    part: NotRequired[pulumi.Input[str]]
+    """The part it plays: worker, trainer, parameter-server. Empty: name. Change: replace."""
+
+    replicas: NotRequired[pulumi.Input[int]]
+    """Replicas wanted; with elastic, the start value. Change: live."""
+
+    min: NotRequired[pulumi.Input[int]]
+    """Scaling never goes below. Change: live."""
+
+    max: NotRequired[pulumi.Input[int]]
+    """Scaling never goes above. Change: live."""
+
+    image: NotRequired[pulumi.Input[str]]
+    """Image reference; empty: the tenant's default image. Change: new replicas only."""
+
+    pull_policy: NotRequired[pulumi.Input[str]]
+    """When the registry is asked. One of: if-not-present, always. Change: new replicas only."""
+
+    command: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """argv; empty runs the image's own. Change: new replicas only."""
+
+    registration: NotRequired[pulumi.Input[str]]
+    """Who makes the first heartbeat. One of: init, program. Change: new replicas only."""
+
+    env: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Environment variables; no secrets. Change: new replicas only."""
+
+    workdir: NotRequired[pulumi.Input[str]]
+    """Working directory; unset: the workspace. Change: new replicas only."""
+
+    resources: NotRequired[pulumi.Input[RoleResources]]
+    """Hard ceilings of one replica. Change: new replicas only."""
+
+    gpu: NotRequired[pulumi.Input[Gpu]]
+    """GPUs of one replica. Change: new replicas only."""
+
+    privileged: NotRequired[pulumi.Input[bool]]
+    """Always refused; named so that asking for it has an answer. Change: new replicas only."""
+
+    mounts: NotRequired[pulumi.Input[list[pulumi.Input[RoleMount]]]]
+    """Space beside the root file system. Change: new replicas only."""
+
+    ports: NotRequired[pulumi.Input[list[pulumi.Input[int]]]]
+    """TCP ports that the program listens on. Change: new replicas only."""
+
+    node_labels: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Labels that a node must carry. Change: new replicas only."""
+
+    items_ref: NotRequired[pulumi.Input[str]]
+    """SHA-256 of an uploaded JSONL; replica i gets line i. Change: replace."""
+
+    restart_policy: NotRequired[pulumi.Input[str]]
+    """What happens to a replica that fails. One of: never, on-failure, checkpoint. Change: live."""
+
+    completion: NotRequired[pulumi.Input[str]]
+    """What the normal end of a replica means. One of: keep, run-to-end. Change: replace."""
+
+    elastic: NotRequired[pulumi.Input[Elastic]]
+    """What drives its count. Change: live."""
+
+
+class Dataset(TypedDict):
+    """A data set that every replica sees read-only."""
+
+    uri: pulumi.Input[str]
+    """For example dataset://sim_data_v3."""
+
+    path: NotRequired[pulumi.Input[str]]
+    """Where; unset: the preset of CONF-30."""
+
+
+class SnapshotPolicy(TypedDict):
+    """When the state is saved and how many copies are kept."""
+
+    kinds: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """What is held; empty: the preset of CONF-05. One of: state, checkpoint, disk, freeze."""
+
+    interval_seconds: NotRequired[pulumi.Input[int]]
+    """Period; unset with adaptive: chosen from the measured cost."""
+
+    adaptive: NotRequired[pulumi.Input[bool]]
+    """The period follows cost and loss."""
+
+    retain: NotRequired[pulumi.Input[int]]
+    """Newest copies kept."""
+
+    consistency: NotRequired[pulumi.Input[str]]
+    """How a consistent point is found."""
+
+
+class Network(TypedDict):
+    """Deny-all plus what is declared (CONF-12)."""
+
+    mode: NotRequired[pulumi.Input[str]]
+    """Inside the experiment. One of: regular, training."""
+
+    egress: NotRequired[pulumi.Input[str]]
+    """Outside the experiment. One of: deny, allow-list, open."""
+
+    allowed_domains: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Domains that the gateway lets through."""
+
+    services: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """host:port that may be reached."""
+
+    fast: NotRequired[pulumi.Input[bool]]
+    """Wants one fast network segment."""
+
+
+class ExperimentBudget(TypedDict):
+    """The most that the experiment may cost."""
+
+    limit: pulumi.Input[str]
+    """Exact decimal amount."""
+
+    currency: NotRequired[pulumi.Input[str]]
+    """ISO 4217 code; unset: the tenant's."""
+
+    on_exceed: NotRequired[pulumi.Input[str]]
+    """What happens then. One of: degrade, terminate."""
+
+
+class Relation(TypedDict):
+    """A declared flow between two roles."""
+
+    kind: pulumi.Input[str]
+    """broadcast, aggregate or shared."""
+
+    source: pulumi.Input[str]
+    """Role that sends."""
+
+    target: pulumi.Input[str]
+    """Role that receives."""
+
+
+class Communication(TypedDict):
+    """How much the replicas of a role talk to each other; placement keeps talkers close."""
+
+    members: pulumi.Input[str]
+    """Name of a role."""
+
+    frequency: pulumi.Input[str]
+    """high or low."""
+
+
+class ExperimentSpec(TypedDict):
+    """What was asked. Belongs to the submitter or stack; dsec never writes it."""
+
+    name: NotRequired[pulumi.Input[str]]
+    """Name as given (DSEC_TASK_ID); unset: the record's name. Change: replace."""
+
+    tenant: NotRequired[pulumi.Input[str]]
+    """Tenant named by the document; must be the namespace's own. Change: replace."""
+
+    project: NotRequired[pulumi.Input[str]]
+    """Project named by the document; must be the namespace's own. Change: replace."""
+
+    priority: NotRequired[pulumi.Input[str]]
+    """Order in the queue. One of: low, normal, high, urgent. Change: live."""
+
+    queue: NotRequired[pulumi.Input[str]]
+    """Queue that it waits in. Change: live."""
+
+    stage: NotRequired[pulumi.Input[str]]
+    """Phase of training. One of: exploration, training, evaluation. Change: live."""
+
+    task_class: NotRequired[pulumi.Input[str]]
+    """What preemption may do to it. One of: guaranteed, pausable, preemptible. Change: live."""
+
+    isolation_level: NotRequired[pulumi.Input[str]]
+    """Substrate of its sandboxes; unset: the preset of CONF-10. One of: container, gvisor, microvm,
+    function. Change: replace.
+    """
+
+    roles: pulumi.Input[list[pulumi.Input[Role]]]
+    """Its roles, by unique name. Change: live."""
+
+    data: NotRequired[pulumi.Input[list[pulumi.Input[Dataset]]]]
+    """Data sets that every replica sees. Change: new replicas only."""
+
+    workspace_bytes: NotRequired[pulumi.Input[int]]
+    """Capacity of the workspace, in bytes. Change: new replicas only."""
+
+    snapshot: NotRequired[pulumi.Input[SnapshotPolicy]]
+    """State saving. Change: live."""
+
+    elastic_tier: NotRequired[pulumi.Input[str]]
+    """How eagerly replicas follow their metric. One of: aggressive, balanced, conservative. Change:
+    live.
+    """
+
+    network: NotRequired[pulumi.Input[Network]]
+    """What may be reached. Change: new replicas only."""
+
+    budget: NotRequired[pulumi.Input[ExperimentBudget]]
+    """Cost ceiling. Change: live."""
+
+    max_run_seconds: NotRequired[pulumi.Input[int]]
+    """Longest run time of each sandbox. Change: live."""
+
+    relations: NotRequired[pulumi.Input[list[pulumi.Input[Relation]]]]
+    """Flows between roles. Change: live."""
+
+    communication: NotRequired[pulumi.Input[list[pulumi.Input[Communication]]]]
+    """How much replicas talk. Change: live."""
+
+    labels: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Tags for people, reports and rules. Change: live."""
+
+    residency: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Regions that its data may be in; empty: tenant's. Change: replace."""
+
+    accessible_to: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Other tenants that may read its results. Change: live."""
+
+    archive_paths: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Directories archived before destroy. Change: new replicas only."""
+
+    debug_logs: NotRequired[pulumi.Input[bool]]
+    """Keep DEBUG output too. Change: new replicas only."""
+
+    dialect: NotRequired[pulumi.Input[str]]
+    """Form of the source document. One of: roles, spec, task, groups, experiment. Change: live."""
+
+    source_digest: NotRequired[pulumi.Input[str]]
+    """SHA-256 of the source document, for review (API-21). Change: live."""
+
+    presets: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Preset per conflict, for example CONF-09: ckpt-600. Change: new replicas only."""
+
+
+class Amounts(TypedDict):
+    """An amount of each dimension; unset is unlimited."""
+
+    cpu_milli: NotRequired[pulumi.Input[int]]
+    """CPU, in thousandths of a core."""
+
+    memory_bytes: NotRequired[pulumi.Input[int]]
+    """Memory, in bytes."""
+
+    gpu_count: NotRequired[pulumi.Input[int]]
+    """GPUs."""
+
+    sandboxes: NotRequired[pulumi.Input[int]]
+    """Live sandboxes."""
+
+
+class Quota(TypedDict):
+    """Own share and borrowing limit (TEN-02)."""
+
+    nominal: NotRequired[pulumi.Input[Amounts]]
+    """What the tenant owns."""
+
+    ceiling: NotRequired[pulumi.Input[Amounts]]
+    """Most with borrowing; unset: equal to nominal."""
+
+
+class DefaultResources(TypedDict):
+    """Ceilings for roles that declare none; each use is listed in status.resolved."""
+
+    cpu_milli: NotRequired[pulumi.Input[int]]
+    """CPU, in thousandths of a core."""
+
+    memory_bytes: NotRequired[pulumi.Input[int]]
+    """Memory limit, in bytes."""
+
+    pids: NotRequired[pulumi.Input[int]]
+    """Most processes and threads."""
+
+    disk_bytes: NotRequired[pulumi.Input[int]]
+    """Writable space, in bytes."""
+
+    gpu_memory_bytes: NotRequired[pulumi.Input[int]]
+    """GPU memory ceiling of shared devices, in bytes."""
+
+
+class ImageMirror(TypedDict):
+    """Where images of a prefix really come from."""
+
+    prefix: pulumi.Input[str]
+    """Start of the reference, for example registry.internal/."""
+
+    mirror: pulumi.Input[str]
+    """What replaces the prefix; a full reference replaces all."""
+
+
+class TenantDefaults(TypedDict):
+    """What fills the gaps of this tenant's documents. Every use is listed in status.resolved."""
+
+    resources: NotRequired[pulumi.Input[DefaultResources]]
+    """Ceilings where a role declares none."""
+
+    gpu: NotRequired[pulumi.Input[Gpu]]
+    """Unused dimensions of a declared gpu."""
+
+    image: NotRequired[pulumi.Input[str]]
+    """Image of roles that name none."""
+
+    image_mirrors: NotRequired[pulumi.Input[list[pulumi.Input[ImageMirror]]]]
+    """First matching prefix wins."""
+
+    presets: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Preset per conflict, for example CONF-10: microvm."""
+
+    isolation_level: NotRequired[pulumi.Input[str]]
+    """Where the document names none. One of: container, gvisor, microvm, function."""
+
+    currency: NotRequired[pulumi.Input[str]]
+    """ISO 4217 code of budgets that name none."""
+
+    max_run_seconds: NotRequired[pulumi.Input[int]]
+    """Longest run time where the document names none."""
+
+    workspace_bytes: NotRequired[pulumi.Input[int]]
+    """Workspace capacity."""
+
+
+class TenantSpec(TypedDict):
+    """A team: its projects, its share and its defaults."""
+
+    display_name: NotRequired[pulumi.Input[str]]
+    """Name for people. Change: live."""
+
+    projects: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Namespaces that belong to it. Change: live."""
+
+    document_tenants: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Names that documents may use for this tenant. Change: live."""
+
+    quota: NotRequired[pulumi.Input[Quota]]
+    """Share and ceiling. Change: live."""
+
+    defaults: NotRequired[pulumi.Input[TenantDefaults]]
+    """What fills the gaps of documents. Change: new replicas only."""
+
+    registries: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Image prefixes allowed; empty: all. Change: live."""
+
+    pools: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Node pools it may use; empty: all. Change: live."""
+
+    residency: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Regions that its data may be in; empty: all. Change: live."""
+
+    allow_open_egress: NotRequired[pulumi.Input[bool]]
+    """Its experiments may open all egress. Change: live."""
+
+
+class Taint(TypedDict):
+    """Kubernetes taint that nodes of the pool carry."""
+
+    key: pulumi.Input[str]
+    """Key."""
+
+    value: NotRequired[pulumi.Input[str]]
+    """Value."""
+
+    effect: NotRequired[pulumi.Input[str]]
+    """NoSchedule, PreferNoSchedule or NoExecute."""
+
+
+class Watermarks(TypedDict):
+    """Use at which a node takes no more, and at which it takes work again."""
+
+    high_percent: NotRequired[pulumi.Input[int]]
+    """No new sandboxes above this booked share."""
+
+    low_percent: NotRequired[pulumi.Input[int]]
+    """New sandboxes again below this booked share."""
+
+
+class AgentSettings(TypedDict):
+    """How the agents of a pool run."""
+
+    heartbeat_seconds: NotRequired[pulumi.Input[int]]
+    """Heartbeat period given to sandboxes."""
+
+    max_sandboxes: NotRequired[pulumi.Input[int]]
+    """Most live sandboxes on a node."""
+
+    reserved_cpu_milli: NotRequired[pulumi.Input[int]]
+    """Kept for the node itself."""
+
+    reserved_memory_bytes: NotRequired[pulumi.Input[int]]
+    """Kept for the node itself."""
+
+    start_deadline_seconds: NotRequired[pulumi.Input[int]]
+    """Time to the first heartbeat."""
+
+
+class SandboxNodePoolSpec(TypedDict):
+    """Nodes of one make."""
+
+    kind: NotRequired[pulumi.Input[str]]
+    """cpu, gpu or mixed. One of: cpu, gpu, mixed. Change: replace."""
+
+    labels: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Labels that its nodes carry. Change: live."""
+
+    node_selector: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
+    """Kubernetes node labels that make a node a member. Change: live."""
+
+    taints: NotRequired[pulumi.Input[list[pulumi.Input[Taint]]]]
+    """Taints. Change: live."""
+
+    watermarks: NotRequired[pulumi.Input[Watermarks]]
+    """Fill limits. Change: live."""
+
+    agent: NotRequired[pulumi.Input[AgentSettings]]
+    """How its agents run. Change: new replicas only."""
+
+
+class SandboxImageSpec(TypedDict):
+    """An image that experiments of the project use."""
+
+    reference: pulumi.Input[str]
+    """Reference with tag or digest. Change: replace."""
+
+    digest: NotRequired[pulumi.Input[str]]
+    """Expected digest; empty: whatever the tag meant first. Change: live."""
+
+    preload_pools: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Pools whose nodes fetch it ahead of use. Change: live."""

@@ -1,0 +1,191 @@
+"""The typed configuration of a stack: one value from which the Platform component makes all."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dsec.api.base import Model
+from dsec.api.experiment import ExperimentSpec
+from dsec.api.fields import to_wire
+from dsec.api.meta import DnsName, Labels, Word
+from dsec.api.mistakes import DocumentError, Mistake, mistakes_of
+from dsec.api.nodes import SandboxNodePoolSpec
+from dsec.api.tenant import TenantSpec
+
+
+class Deletion(StrEnum):
+    """What `destroy` does with what users put into the platform."""
+
+    PROTECT = "protect"
+    """Refuse while there are experiments that the stack did not declare; keep data."""
+    PURGE = "purge"
+    """Remove everything, data included."""
+
+
+class Profile(StrEnum):
+    """Size of the control plane, where the configuration does not say it part by part."""
+
+    LOCAL = "local"
+    """One machine: one replica of each part."""
+    SMALL = "small"
+    """Two replicas of each part, spread where possible."""
+    PRODUCTION = "production"
+    """Three gateways and two controllers, never on one machine."""
+
+
+class RegistryTls(StrEnum):
+    """How a registry is trusted (CONF-26)."""
+
+    MUTUAL = "mutual"
+    VERIFY = "verify"
+    LAN_INSECURE = "lan-insecure"
+
+
+class ImagesConfig(Model):
+    """The images of the platform itself."""
+
+    runtime: Word = Field(description="Gateway, controller and admission.")
+    agent: Word = Field(description="Node agent with its OCI runtime.")
+    pull_policy: Annotated[str, Field(pattern="^(IfNotPresent|Always|Never)$")] = Field(
+        default="IfNotPresent", description="Of the platform's own pods."
+    )
+
+
+class PartConfig(Model):
+    """One role of the control plane."""
+
+    replicas: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        default=None, description="Unset: what the profile says."
+    )
+    cpu_milli: Annotated[int, Field(ge=1)] = Field(default=100, description="CPU request.")
+    memory_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        default=512 << 20, description="Memory request and limit, in bytes."
+    )
+
+
+class ObjectStoreConfig(Model):
+    """The S3 bucket that holds journal, results and archives."""
+
+    endpoint: Word = Field(default="", description="URL; empty: the cloud's own.")
+    bucket: Word = Field(default="dsec", description="Bucket.")
+    region: Word = Field(default="us-east-1", description="Region given to the client.")
+    secret: DnsName = Field(
+        default="dsec-object-store",
+        description="Secret of the platform's namespace with accessKey and secretKey.",
+    )
+
+
+class RegistryConfig(Model):
+    """Where images of experiments come from."""
+
+    host: Word = Field(default="", description="host:port of the stack's registry; empty: none.")
+    tls: RegistryTls = Field(default=RegistryTls.VERIFY, description="How it is trusted.")
+    immutable_tags: bool = Field(default=True, description="A tag never changes its image.")
+
+
+class ExperimentConfig(Model):
+    """An experiment that lives and dies with the stack: spec or document, exactly one."""
+
+    project: DnsName = Field(description="Namespace.")
+    spec: ExperimentSpec | None = Field(default=None, description="What is asked.")
+    document: Word | None = Field(
+        default=None, description="Path of a task document, relative to the stack program."
+    )
+
+
+class PlatformConfig(Model):
+    """Everything that a stack says about its platform."""
+
+    deletion: Deletion = Field(default=Deletion.PROTECT, description="What destroy may remove.")
+    profile: Profile = Field(default=Profile.SMALL, description="Size of the control plane.")
+    namespace: DnsName = Field(default="dsec-system", description="Of the platform's own pods.")
+    region: Word = Field(default="local", description="Name of this region.")
+    images: ImagesConfig = Field(description="Images of the platform.")
+    gateway: PartConfig = Field(default=PartConfig(), description="HTTP API.")
+    controller: PartConfig = Field(default=PartConfig(), description="Reconcilers, placement.")
+    agent: PartConfig = Field(default=PartConfig(), description="Per node; replicas are ignored.")
+    registry: RegistryConfig = Field(default=RegistryConfig(), description="Image source.")
+    object_store: ObjectStoreConfig = Field(
+        default=ObjectStoreConfig(), description="Journal, results, archives."
+    )
+    pools: dict[DnsName, SandboxNodePoolSpec] = Field(default={}, description="Node pools by name.")
+    tenants: dict[DnsName, TenantSpec] = Field(default={}, description="Tenants by name.")
+    experiments: dict[DnsName, ExperimentConfig] = Field(
+        default={}, description="Experiments by resource name."
+    )
+    presets: dict[str, Word] = Field(
+        default={}, description="Preset per conflict for every tenant that names none."
+    )
+    labels: Labels = Field(default={}, description="On every object that the stack makes.")
+
+    @property
+    def gateway_replicas(self) -> int:
+        """Gateways to run."""
+        by_profile = {Profile.LOCAL: 1, Profile.SMALL: 2, Profile.PRODUCTION: 3}
+        return self.gateway.replicas or by_profile[self.profile]
+
+    @property
+    def controller_replicas(self) -> int:
+        """Controllers to run; one of them leads."""
+        by_profile = {Profile.LOCAL: 1, Profile.SMALL: 2, Profile.PRODUCTION: 2}
+        return self.controller.replicas or by_profile[self.profile]
+
+
+_MAPS = {
+    "pools": SandboxNodePoolSpec,
+    "tenants": TenantSpec,
+    "experiments": ExperimentConfig,
+}
+
+
+def platform_config(data: Mapping[str, Any]) -> PlatformConfig:
+    """Read a stack's configuration. Raises DocumentError with every mistake and its path."""
+    found: list[Mistake] = []
+    wire = to_wire(PlatformConfig, data, mistakes=found)
+    for part, model in _MAPS.items():
+        entries = wire.get(part)
+        if isinstance(entries, Mapping):
+            wire[part] = {
+                name: to_wire(model, one, path=f"{part}.{name}", mistakes=found)
+                for name, one in entries.items()
+            }
+    config = None
+    try:
+        config = PlatformConfig.model_validate(wire)
+    except ValidationError as error:
+        found.extend(mistakes_of(error))
+    if config:
+        found.extend(_across(config))
+    if found or config is None:
+        raise DocumentError(found)
+    return config
+
+
+def _across(config: PlatformConfig) -> list[Mistake]:
+    """Find what no field can say alone."""
+    found = []
+    owners: dict[str, str] = {}
+    for tenant, spec in config.tenants.items():
+        for index, project in enumerate(spec.projects):
+            path = f"tenants.{tenant}.projects[{index}]"
+            if project in owners:
+                rule = f"a project belongs to one tenant, and {owners[project]} has it"
+                found.append(Mistake(path, project, "a namespace of no other tenant", rule))
+            owners.setdefault(project, tenant)
+        for index, pool in enumerate(spec.pools):
+            if pool not in config.pools:
+                path = f"tenants.{tenant}.pools[{index}]"
+                known = ", ".join(sorted(config.pools)) or "none is declared"
+                found.append(Mistake(path, pool, known, f"no such pool; pools: {known}"))
+    for name, one in config.experiments.items():
+        path = f"experiments.{name}"
+        if (one.spec is None) == (one.document is None):
+            rule = "exactly one of spec and document"
+            found.append(Mistake(path, None, rule, f"must have {rule}"))
+        if one.project not in owners:
+            known = ", ".join(sorted(owners)) or "none is declared"
+            message = f"no tenant has the project {one.project}; projects: {known}"
+            found.append(Mistake(f"{path}.project", one.project, known, message))
+    return found

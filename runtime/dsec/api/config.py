@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from dsec.api.base import Model
 from dsec.api.experiment import ExperimentSpec
@@ -65,6 +65,44 @@ class PartConfig(Model):
     )
 
 
+class Exposure(StrEnum):
+    """How clients reach the gateway: the type of its Service."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class GatewayConfig(PartConfig):
+    """The gateway, and how clients reach it."""
+
+    exposure: Exposure = Field(default=Exposure.CLUSTER_IP, description="Type of its Service.")
+    node_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port on each node, with NodePort; unset: any free one."
+    )
+    host: Word = Field(
+        default="", description="Name or address that clients use; part of its certificate."
+    )
+
+
+class AgentConfig(PartConfig):
+    """The agents; sandboxes are outside this share."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        default=7443, description="Port on the node, for gateways."
+    )
+    state_dir: Annotated[str, Field(pattern="^/[^ ]+$")] = Field(
+        default="/var/lib/dsec", description="On the node: sandboxes, layers, spool."
+    )
+    cgroup: Annotated[str, Field(pattern="^/[^ ]+$")] = Field(
+        default="/dsec", description="On the node: parent of all sandboxes."
+    )
+    node_selector: Labels = Field(default={}, description="Nodes that get an agent; empty: all.")
+    max_unavailable: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="Agents replaced at once in a roll-out; sandboxes live on."
+    )
+
+
 class ObjectStoreConfig(Model):
     """The S3 bucket that holds journal, results and archives."""
 
@@ -103,9 +141,17 @@ class PlatformConfig(Model):
     namespace: DnsName = Field(default="dsec-system", description="Of the platform's own pods.")
     region: Word = Field(default="local", description="Name of this region.")
     images: ImagesConfig = Field(description="Images of the platform.")
-    gateway: PartConfig = Field(default=PartConfig(), description="HTTP API.")
+    gateway: GatewayConfig = Field(default=GatewayConfig(), description="HTTP API.")
     controller: PartConfig = Field(default=PartConfig(), description="Reconcilers, placement.")
-    agent: PartConfig = Field(default=PartConfig(), description="Per node; replicas are ignored.")
+    agent: AgentConfig = Field(default=AgentConfig(), description="Per node; replicas are ignored.")
+    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = Field(
+        default="info", description="debug, info, warning or error."
+    )
+    cluster_networks: list[Word] = Field(
+        default=["0.0.0.0/0"],
+        max_length=64,
+        description="CIDRs of nodes, API server and object store, for the network policies.",
+    )
     registry: RegistryConfig = Field(default=RegistryConfig(), description="Image source.")
     object_store: ObjectStoreConfig = Field(
         default=ObjectStoreConfig(), description="Journal, results, archives."
@@ -133,7 +179,7 @@ class PlatformConfig(Model):
         return self.controller.replicas or by_profile[self.profile]
 
 
-_MAPS = {
+_MAPS: Mapping[str, type[BaseModel]] = {
     "pools": SandboxNodePoolSpec,
     "tenants": TenantSpec,
     "experiments": ExperimentConfig,

@@ -1,3 +1,0 @@
-module dsec.dev/tools/kwok
-
-go 1.26

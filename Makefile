@@ -1,0 +1,81 @@
+# The house's few commands. `make help` lists them; `make demo` is the one to try first.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# uv of this machine, else one in a virtual environment of its own below the cache
+UV := $(or $(shell command -v uv 2>/dev/null),$(HOME)/.cache/dsec/uv/bin/uv)
+BIN := .venv/bin
+STEP = @printf '\n── %s\n'
+
+.PHONY: help setup demo check test soak generate clean
+.PHONY: check-style check-types check-arrows check-generated check-changelog check-rust check-unit
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(BIN)/.synced ## Install what development needs (uv where it is missing, packages)
+
+$(BIN)/.synced: uv.lock pyproject.toml runtime/pyproject.toml components/pyproject.toml policies/pyproject.toml | $(UV)
+	$(STEP) "packages"
+	$(UV) sync --locked
+	@touch $@
+
+$(HOME)/.cache/dsec/uv/bin/uv:
+	$(STEP) "uv (this machine has none)"
+	python3 -m venv $(HOME)/.cache/dsec/uv
+	$(HOME)/.cache/dsec/uv/bin/pip install --quiet uv
+
+demo: setup ## From nothing to 200 graded programs on a local cluster
+	$(BIN)/dsec demo
+
+check: setup check-style check-types check-arrows check-generated check-changelog check-rust check-unit ## Fast checks (within a minute, warm)
+
+check-style:
+	$(STEP) "style"
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+
+check-types:
+	$(STEP) "types"
+	$(BIN)/mypy
+
+check-arrows:
+	$(STEP) "arrows"
+	$(BIN)/lint-imports --no-logo
+
+check-generated:
+	$(STEP) "generated files"
+	$(BIN)/python -m dsec.api.generate --check
+
+check-changelog:
+	$(STEP) "changelog fragments"
+	$(BIN)/towncrier build --draft --version next >/dev/null
+
+# cargo rebuilds only what changed; the stamp saves even asking
+check-rust: runtime/init/target/.checked
+runtime/init/target/.checked: $(shell find runtime/init -name '*.rs' -not -path '*/target/*' 2>/dev/null) $(wildcard runtime/init/Cargo.*)
+	$(STEP) "dsec-init"
+	cargo check --quiet --manifest-path runtime/init/Cargo.toml
+	@mkdir -p $(@D) && touch $@
+
+check-unit:
+	$(STEP) "unit tests"
+	$(BIN)/pytest tests/unit -n 2 $(UNIT_OPTIONS)
+
+test: setup ## Everything: checks and all tiers of tests, with the time of each
+	$(BIN)/python tests/tiers.py
+
+soak: setup ## Full counts and long runs (hours)
+	$(BIN)/pytest tests -m soak --timeout 7200
+
+bench-%: setup ## One benchmark of tests/bench, for example make bench-create
+	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600
+
+generate: setup ## Write CRDs and component arguments from the models
+	$(BIN)/python -m dsec.api.generate
+
+clean: ## Stop what runs here and remove what was built in this checkout
+	-[ ! -x $(BIN)/dsec ] || $(BIN)/dsec local down
+	-[ ! -x $(BIN)/dsec ] || $(BIN)/dsec down
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runtime/init/target dist build

@@ -1,0 +1,253 @@
+"""What the SDK promises: typed errors, keys, safe repeats, no success without an end."""
+
+import inspect
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+from client_fake import KEY, RESOURCES, FakeGateway, status_of
+from dsec.api.frames import FrameType
+from dsec.api.sandbox import End
+from dsec.client import (
+    AsyncClient,
+    Client,
+    ConflictError,
+    Context,
+    DeniedError,
+    InvalidError,
+    NotFoundError,
+    TruncatedStreamError,
+    UnknownOutcomeError,
+    UnreachableError,
+    errors,
+)
+from dsec.client.batch import in_order
+from dsec.client.errors import DsecError
+
+
+class Breaking(httpx2.AsyncBaseTransport):
+    """The network to a gateway in this process: an exception of the app is a lost answer."""
+
+    def __init__(self, gateway: FakeGateway) -> None:
+        self._inner = httpx2.ASGITransport(app=gateway)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Pass on, and lose."""
+        try:
+            return await self._inner.handle_async_request(request)
+        except ConnectionResetError as error:
+            raise httpx2.ReadError("connection reset") from error
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    """A fresh fake."""
+    return FakeGateway()
+
+
+@pytest.fixture
+async def client(gateway: FakeGateway) -> AsyncIterator[AsyncClient]:
+    """A client of it, with little patience."""
+    context = Context(server="http://gateway", api_key=KEY)
+    async with AsyncClient(context, patience=3, inner=Breaking(gateway)) as one:
+        yield one
+
+
+DOCUMENT = {
+    "apiVersion": "dsec.dev/v1alpha1",
+    "kind": "Experiment",
+    "metadata": {"name": "one"},
+    "spec": {"roles": [{"name": "worker", "replicas": 2}]},
+}
+
+
+def test_both_clients_have_the_same_verbs() -> None:
+    """The synchronous client is a complete mirror: names, parameters and defaults."""
+
+    def verbs(kind: type) -> dict[str, object]:
+        return {
+            name: [
+                (parameter.name, parameter.kind, parameter.default)
+                for parameter in inspect.signature(member).parameters.values()
+            ]
+            for name, member in vars(kind).items()
+            if inspect.isfunction(member) and not name.startswith("_")
+        }
+
+    assert verbs(AsyncClient) == verbs(Client)
+
+
+async def test_submit_refuses_a_taken_name_and_apply_does_not(client: AsyncClient) -> None:
+    """`submit` makes a new name; `apply` upserts."""
+    assert (await client.submit(DOCUMENT))["metadata"]["name"] == "one"
+    with pytest.raises(ConflictError) as caught:
+        await client.submit(DOCUMENT)
+    assert caught.value.correlation_id == "c-1"
+    await client.apply(DOCUMENT)
+
+
+async def test_submit_is_not_repeated_when_its_outcome_is_unknown(
+    client: AsyncClient, gateway: FakeGateway
+) -> None:
+    """A lost answer to `submit` is reported as unknown, though it took effect."""
+    gateway.lose["experiments"] = 1
+    with pytest.raises(UnknownOutcomeError):
+        await client.submit(DOCUMENT)
+    assert "one" in gateway.experiments
+
+
+async def test_create_repeats_with_the_same_key(client: AsyncClient, gateway: FakeGateway) -> None:
+    """A lost answer leads to a repeat with the same generated key and to one sandbox."""
+    gateway.lose["sandboxes"] = 2
+    answer = await client.create(image="base", resources=RESOURCES)
+    assert len(gateway.creates_seen) == 3
+    assert {answer.key} == set(gateway.creates_seen) == set(gateway.keys)
+    assert answer.outcome == "exists"
+
+
+async def test_create_asks_again_while_the_node_is_silent(
+    client: AsyncClient, gateway: FakeGateway
+) -> None:
+    """Only the silent keys of a batch are asked for again."""
+    gateway.silent_keys["k"] = 2
+    answer = await client.create(image="base", resources=RESOURCES, key="k")
+    assert answer.outcome == "bound"
+    gateway.silent_keys["dead"] = 10**6
+    impatient = AsyncClient(
+        Context(server="http://g", api_key=KEY), patience=0.05, inner=Breaking(gateway)
+    )
+    async with impatient:
+        with pytest.raises(UnknownOutcomeError) as caught:
+            await impatient.create(image="base", resources=RESOURCES, key="dead")
+    assert caught.value.keys == ["dead"]
+
+
+async def test_a_gateway_without_leader_is_waited_for(
+    client: AsyncClient, gateway: FakeGateway
+) -> None:
+    """503 is a refusal for now, also for calls that are otherwise never repeated."""
+    gateway.busy = 3
+    await client.submit(DOCUMENT)
+
+
+async def test_errors_are_typed(client: AsyncClient, gateway: FakeGateway) -> None:
+    """Each status has its class; mistakes are complete."""
+    with pytest.raises(NotFoundError):
+        await client.get("none")
+    with pytest.raises(InvalidError) as caught:
+        await client.submit("no: [json")
+    assert [one["allowed"] for one in caught.value.details] == ["a mapping"]
+    with pytest.raises(InvalidError) as caught:
+        await client.create(image="base", resources=RESOURCES, key="x" * 201)
+    assert caught.value.details[0]["path"] == "key"
+    async with AsyncClient(
+        Context(server="http://gateway", api_key="wrong"), inner=Breaking(gateway)
+    ) as stranger:
+        with pytest.raises(DeniedError):
+            await stranger.list()
+
+
+async def test_an_absent_server_is_unreachable() -> None:
+    """Nothing listens on port 1; nothing was changed, and the error says so."""
+    async with AsyncClient(Context(server="http://127.0.0.1:1"), patience=0.2) as client:
+        with pytest.raises(UnreachableError, match="nothing was changed"):
+            await client.submit(DOCUMENT)
+        assert not await client.ready()
+
+
+async def test_run_returns_results_in_order(client: AsyncClient, gateway: FakeGateway) -> None:
+    """ORCH-01: count, image and code in; an ordered list out, failures included."""
+    gateway.ends[1] = End(reason="oom-killed", signal=9)
+    results = await client.run(image="base", command=["true"], items=[{"n": 1}, "[2]", b"3"])
+    assert [one.identity.index for one in results] == [0, 1, 2]
+    assert [
+        one.end.reason for one in results if one.end
+    ] == ["completed", "oom-killed", "completed"]
+    assert b'{"n": 1}\n[2]\n3\n' in gateway.inputs.values()
+    assert gateway.experiments == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path"),
+    [
+        ({"count": None}, "count"),
+        ({"count": 0}, "count"),
+        ({"count": 3, "items": [1]}, "count"),
+        ({"items": []}, "items"),
+        ({"items": ["a\nb"]}, "items[0]"),
+        ({"items": [{1, 2}]}, "items[0]"),
+        ({"count": 1, "image": ""}, "image"),
+        ({"count": 1, "cpu": 0}, "cpu"),
+        ({"count": 1, "memory": "much"}, "memory"),
+        ({"count": 1, "disk": "1 Zi"}, "disk"),
+    ],
+)
+async def test_run_names_the_mistake(
+    client: AsyncClient, wrong: dict[str, object], path: str
+) -> None:
+    """A batch that cannot run is refused before anything is sent."""
+    asked = {"image": "base", "command": ["true"], **wrong}
+    with pytest.raises(InvalidError) as caught:
+        await client.run(**asked)  # type: ignore[arg-type]  # wrong on purpose
+    assert [path] == [one["path"] for one in caught.value.details]
+
+
+def test_missing_results_are_an_unknown_outcome_not_a_shorter_list() -> None:
+    """A gap would shift every later result."""
+    done = End(reason="completed", exit_code=0)
+    with pytest.raises(UnknownOutcomeError, match="1 of 3 results are missing: 1"):
+        in_order([status_of(0, done), status_of(2, done)], 3)
+
+
+def test_the_last_incarnation_counts() -> None:
+    """A replaced replica has two ends; the newer one is the result."""
+    fenced, done = End(reason="fenced"), End(reason="completed", exit_code=0)
+    newer, older = status_of(0, done, incarnation=2), status_of(0, fenced, incarnation=1)
+    assert [newer] == in_order([newer, older], 1)
+
+
+async def test_exec_streams_and_ends(client: AsyncClient, gateway: FakeGateway) -> None:
+    """Output comes by stream, then exactly one END."""
+    frames = [frame async for frame in client.exec("sb", ["cat"], stdin=b"in", env={"A": "b"})]
+    assert [one.type for one in frames] == [FrameType.STDOUT, FrameType.STDERR, FrameType.END]
+    call, stdin = gateway.exec_calls[0]
+    assert (call.command, call.env, stdin) == (["cat"], {"A": "b"}, b"in")
+    result = await client.exec_result("sb", ["false"])
+    assert (result.end.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+
+
+async def test_a_stream_without_end_is_never_a_success(
+    client: AsyncClient, gateway: FakeGateway
+) -> None:
+    """Output arrived, the end did not: the outcome is unknown."""
+    gateway.cut_streams = True
+    with pytest.raises(TruncatedStreamError):
+        await client.exec_result("sb", ["true"])
+    with pytest.raises(TruncatedStreamError):
+        async for _ in client.logs("sb"):
+            pass
+
+
+def test_the_synchronous_client_streams_and_closes(gateway: FakeGateway) -> None:
+    """A generator that is left early does not keep its connection."""
+
+    def pieces() -> list[bytes]:
+        return [b"a", b"b"]
+
+    context = Context(server="http://gateway", api_key=KEY)
+    with Client(context, inner=Breaking(gateway)) as dsec:
+        frames = dsec.exec("sb", ["cat"], stdin=iter(pieces()))
+        assert next(frames).payload == b"ab"
+        frames.close()  # type: ignore[attr-defined]  # it is a generator
+        results = dsec.run(image="base", command=["true"], count=4)
+    assert len(results) == 4
+    dsec.close()
+
+
+def test_every_error_has_a_sentence_and_one_root() -> None:
+    """The tree in the docstring is complete."""
+    kinds = [one for one in vars(errors).values() if inspect.isclass(one)]
+    for kind in (one for one in kinds if one.__module__ == errors.__name__):
+        assert issubclass(kind, DsecError)
+        assert kind.__doc__
+        assert kind.__name__ in (errors.__doc__ or "")

@@ -1,0 +1,207 @@
+"""What the bind log says, as state: which key is which sandbox, on which node, and how it ended.
+
+Pure: rows in, state out; the leader and every reader that applies the same rows has the same
+state. A binding is *effective* while it has a node and has not ended: only the copy on that node,
+of that incarnation, may change anything through dsec.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import Field
+
+from dsec.api.base import WireModel
+from dsec.api.reasons import EndReason
+from dsec.api.sandbox import SandboxSpec
+
+KEEP_KEYS = timedelta(hours=24)
+"""How long the key of an ended direct create still answers with its sandbox."""
+
+
+class Binding(WireModel):
+    """One sandbox under its key. `node` is empty while it waits for room."""
+
+    tenant: str
+    key: str
+    body_hash: str
+    id: str
+    spec: SandboxSpec
+    node: str = ""
+    order: int = Field(default=0, description="Arrival: waiting requests are served in this order.")
+    at: datetime
+    bound_at: datetime | None = None
+    ended_at: datetime | None = None
+    reason: EndReason | None = None
+    result: str = Field(default="", description="Object that holds the final status.")
+    labels: dict[str, str] = {}
+    gang: str = ""
+
+    @property
+    def live(self) -> bool:
+        """True while it waits or holds room on its node."""
+        return self.ended_at is None
+
+
+class Row(WireModel):
+    """One entry of a segment.
+
+    kinds: `want` (a key has an id, no node yet), `bind` (a key has an id and a node; again for the
+    same id: another node), `end` (with typed reason and the object holding the final status),
+    `forget` (an experiment is gone: its ended bindings may be dropped).
+    """
+
+    kind: str = Field(pattern="^(want|bind|end|forget)$")
+    at: datetime
+    binding: Binding | None = None
+    id: str = ""
+    node: str = ""
+    devices: list[str] = []
+    reason: EndReason | None = None
+    result: str = ""
+    experiment_uid: str = ""
+
+
+class Bindings:
+    """The state after all rows so far."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.by_id: dict[str, Binding] = {}
+        self._by_key: dict[tuple[str, str], str] = {}
+        self._by_node: dict[str, dict[str, None]] = {}
+        self._by_experiment: dict[str, dict[str, None]] = {}
+        self._waiting: dict[str, None] = {}
+        self._order = 0
+
+    def key(self, tenant: str, key: str) -> Binding | None:
+        """Return the newest binding of a tenant's key."""
+        found = self._by_key.get((tenant, key))
+        return self.by_id.get(found) if found else None
+
+    def on_node(self, node: str) -> list[Binding]:
+        """Return the live bindings of a node."""
+        return [self.by_id[i] for i in self._by_node.get(node, {})]
+
+    def nodes(self) -> list[str]:
+        """Return the nodes that have live bindings."""
+        return [node for node, ids in self._by_node.items() if ids]
+
+    def of_experiment(self, uid: str) -> list[Binding]:
+        """Return all bindings of an experiment, ended ones included, oldest first."""
+        return [self.by_id[i] for i in self._by_experiment.get(uid, {})]
+
+    def waiting(self) -> list[Binding]:
+        """Return what has no node yet, in order of arrival."""
+        return [self.by_id[i] for i in self._waiting]
+
+    def live(self) -> Iterator[Binding]:
+        """Yield what holds room on a node now."""
+        for ids in self._by_node.values():
+            for i in ids:
+                yield self.by_id[i]
+
+    def effective(self, sandbox: str, node: str) -> bool:
+        """Return whether the copy of a sandbox on that node is the one that counts."""
+        binding = self.by_id.get(sandbox)
+        return binding is not None and binding.live and binding.node == node
+
+    def next_order(self) -> int:
+        """Return the arrival number for the next new binding."""
+        return self._order + 1
+
+    def apply(self, rows: Iterable[Row]) -> None:
+        """Apply rows in order. Repeats are harmless."""
+        for row in rows:
+            if row.kind in {"want", "bind"} and row.binding is not None:
+                self._insert(row.binding)
+            elif row.kind == "bind":
+                self._move(row)
+            elif row.kind == "end":
+                self._end(row)
+            elif row.kind == "forget":
+                self._forget(row.experiment_uid)
+
+    def expire(self, now: datetime) -> None:
+        """Drop ended direct creates whose keys are older than KEEP_KEYS."""
+        for binding in list(self.by_id.values()):
+            done = binding.ended_at is not None and now - binding.ended_at > KEEP_KEYS
+            if done and not binding.spec.identity.experiment_uid:
+                self._drop(binding)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the whole state as JSON data."""
+        return {
+            "epoch": self.epoch,
+            "order": self._order,
+            "bindings": [binding.wire() for binding in self.by_id.values()],
+        }
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> "Bindings":
+        """Return the state of a dump."""
+        state = cls()
+        state.epoch = data["epoch"]
+        for raw in data["bindings"]:
+            state._insert(Binding.model_validate(raw))
+        state._order = data["order"]
+        return state
+
+    def _insert(self, binding: Binding) -> None:
+        if binding.id in self.by_id:
+            return
+        self.by_id[binding.id] = binding
+        self._by_key[binding.tenant, binding.key] = binding.id
+        self._order = max(self._order, binding.order)
+        uid = binding.spec.identity.experiment_uid
+        if uid:
+            self._by_experiment.setdefault(uid, {})[binding.id] = None
+        if binding.ended_at is None:
+            self._place(binding)
+
+    def _place(self, binding: Binding) -> None:
+        if binding.node:
+            self._by_node.setdefault(binding.node, {})[binding.id] = None
+        else:
+            self._waiting[binding.id] = None
+
+    def _unplace(self, binding: Binding) -> None:
+        self._waiting.pop(binding.id, None)
+        ids = self._by_node.get(binding.node, {})
+        ids.pop(binding.id, None)
+        if binding.node and not ids:
+            self._by_node.pop(binding.node, None)
+
+    def _move(self, row: Row) -> None:
+        binding = self.by_id.get(row.id)
+        if binding is None or binding.ended_at is not None:
+            return
+        self._unplace(binding)
+        binding.node = row.node
+        binding.bound_at = row.at if row.node else None
+        binding.spec.devices = row.devices
+        self._place(binding)
+
+    def _end(self, row: Row) -> None:
+        binding = self.by_id.get(row.id)
+        if binding is None or binding.ended_at is not None:
+            return
+        self._unplace(binding)
+        binding.ended_at = row.at
+        binding.reason = row.reason
+        binding.result = row.result
+
+    def _forget(self, uid: str) -> None:
+        for binding in self.of_experiment(uid):
+            if not binding.live:
+                self._drop(binding)
+
+    def _drop(self, binding: Binding) -> None:
+        del self.by_id[binding.id]
+        if self._by_key.get((binding.tenant, binding.key)) == binding.id:
+            del self._by_key[binding.tenant, binding.key]
+        uid = binding.spec.identity.experiment_uid
+        members = self._by_experiment.get(uid, {})
+        members.pop(binding.id, None)
+        if uid and not members:
+            self._by_experiment.pop(uid, None)

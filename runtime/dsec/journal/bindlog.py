@@ -1,0 +1,210 @@
+"""The bind log: decisions in one append-only sequence of objects, and so the fence of leaders.
+
+Segment N is the object `bindlog/<N>`, created only if absent: two leaders that both believe in
+themselves want the same N, one of them gets it, and the other then reads a segment of a higher
+epoch and must stop (FencedError). A leader's first segment carries its epoch and no rows.
+
+Snapshots (`bindlog-snapshot/<N>`: the state after segment N) keep replay short. Segments that a
+snapshot covers are kept for RETAIN, so that a leader frozen for hours still collides; one that was
+frozen for longer notices by its own clock (`append` refuses).
+
+What is lost in a crash: nothing that `append` has returned for. A lost answer of the store is
+settled by reading the segment back.
+"""
+
+import asyncio
+import json
+import zlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+
+from dsec.journal.bindings import Bindings, Row
+from dsec.world.clock import Clock
+from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+
+SEGMENTS = "bindlog/"
+SNAPSHOTS = "bindlog-snapshot/"
+SNAPSHOT_EVERY = 200
+"""Segments between snapshots: replay reads at most this many small objects."""
+RETAIN = timedelta(hours=48)
+"""How long covered segments stay as collision marks for frozen leaders."""
+RETRY_SECONDS = 0.2
+RETRIES = 50
+"""Attempts at one append while the store does not answer: about ten seconds, then the leader
+gives up its office rather than hold decisions that nobody can read."""
+
+log = structlog.get_logger()
+
+
+class FencedError(Exception):
+    """Another leader of a higher epoch writes the log; this process must stop deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One object of the log."""
+
+    epoch: int
+    writer: str
+    rows: list[Row]
+
+
+def encode(segment: Segment) -> bytes:
+    """Return a segment as compressed JSON."""
+    data = {
+        "epoch": segment.epoch,
+        "writer": segment.writer,
+        "rows": [row.wire() for row in segment.rows],
+    }
+    return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 1)
+
+
+def decode(data: bytes) -> Segment:
+    """Return the segment of an object's content."""
+    raw: dict[str, Any] = json.loads(zlib.decompress(data))
+    return Segment(raw["epoch"], raw["writer"], [Row.model_validate(row) for row in raw["rows"]])
+
+
+def segment_key(number: int) -> str:
+    """Return the object key of a segment."""
+    return f"{SEGMENTS}{number:020d}"
+
+
+class BindLogReader:
+    """Follows the log: `refresh` reads what is new. Readers never write."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.state = Bindings()
+        self.position = 0
+        self._reading = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Start from the newest snapshot and read to the end. Raises ObjectStoreError."""
+        snapshots = await self._objects.list(SNAPSHOTS)
+        if snapshots:
+            number = int(snapshots[-1].key.removeprefix(SNAPSHOTS))
+            if number > self.position:
+                data, _ = await self._objects.get(snapshots[-1].key)
+                self.state = Bindings.load(json.loads(zlib.decompress(data)))
+                self.position = number
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read and apply new segments. Raises ObjectStoreError."""
+        async with self._reading:
+            while True:
+                try:
+                    data, _ = await self._objects.get(segment_key(self.position + 1))
+                except NotFoundError:
+                    return
+                self._apply(decode(data))
+
+    def _apply(self, segment: Segment) -> None:
+        self.state.epoch = max(self.state.epoch, segment.epoch)
+        self.state.apply(segment.rows)
+        self.position += 1
+
+
+class BindLog(BindLogReader):
+    """The leader's end of the log: appends are serialised and atomic.
+
+    Create one per term of office, `open` it, then `begin` the epoch.
+    """
+
+    def __init__(self, objects: ObjectStore, clock: Clock, writer: str) -> None:
+        super().__init__(objects)
+        self._clock = clock
+        self._writer = writer
+        self._writing = asyncio.Lock()
+        self._last_append = clock.monotonic()
+        self._since_snapshot = 0
+        self.epoch = 0
+
+    async def begin(self, epoch: int) -> None:
+        """Fence all earlier leaders. Raises FencedError where a later one was here."""
+        async with self._writing:
+            if self.state.epoch >= epoch:
+                raise FencedError(f"epoch {epoch} is over: the log is at {self.state.epoch}")
+            self.epoch = epoch
+            while not await self._try_append(Segment(epoch, self._writer, [])):
+                # an earlier leader got this number; it is fenced by the next one
+                await self.refresh()
+                if self.state.epoch >= epoch:
+                    raise FencedError(f"epoch {epoch} is over: the log is at {self.state.epoch}")
+
+    async def append(self, rows: list[Row]) -> None:
+        """Commit rows; when this returns they are durable and applied.
+
+        Raises FencedError when this leader's term is over, ObjectStoreError when the store is away
+        for long: the caller must then give up its office, because the outcome is unknown.
+        """
+        if not rows:
+            return
+        async with self._writing:
+            if self._clock.monotonic() - self._last_append > RETAIN.total_seconds() / 2:
+                # the segments that would collide may be gone: prove that nobody else was here
+                await self.refresh()
+                newest = await self._objects.list(SNAPSHOTS)
+                if newest and int(newest[-1].key.removeprefix(SNAPSHOTS)) > self.position:
+                    raise FencedError("the log went on while this process stood still")
+            if not await self._try_append(Segment(self.epoch, self._writer, rows)):
+                raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
+            self._since_snapshot += 1
+
+    async def compact(self, *, force: bool = False) -> None:
+        """Write a snapshot where one is due, and remove segments older than RETAIN."""
+        if self._since_snapshot < SNAPSHOT_EVERY and not force:
+            return
+        async with self._writing:
+            now = self._clock.now()
+            self.state.expire(now)
+            number, state = self.position, self.state.dump()
+            self._since_snapshot = 0
+        raw = json.dumps(state | {"at": now.isoformat()}, separators=(",", ":")).encode()
+        await self._objects.put(f"{SNAPSHOTS}{number:020d}", zlib.compress(raw, 1))
+        await self._trim(now)
+
+    async def _trim(self, now: datetime) -> None:
+        """Remove what an old enough snapshot covers, oldest snapshot of the two kept first."""
+        snapshots = await self._objects.list(SNAPSHOTS)
+        covered = 0
+        for info in snapshots[:-1]:
+            data, _ = await self._objects.get(info.key)
+            written = datetime.fromisoformat(json.loads(zlib.decompress(data))["at"])
+            if now - written < RETAIN:
+                break
+            covered = int(info.key.removeprefix(SNAPSHOTS))
+            await self._objects.delete(info.key)
+        if not covered:
+            return
+        for info in await self._objects.list(SEGMENTS):
+            if int(info.key.removeprefix(SEGMENTS)) > covered:
+                break
+            await self._objects.delete(info.key)
+
+    async def _try_append(self, segment: Segment) -> bool:
+        """Write the next segment. False: someone else has that number."""
+        number = self.position + 1
+        data = encode(segment)
+        for attempt in range(RETRIES):
+            try:
+                await self._objects.put_if_absent(segment_key(number), data)
+            except PreconditionError:
+                # ours, if the answer to an earlier attempt was lost (clients retry inside, too)
+                if (await self._objects.get(segment_key(number)))[0] != data:
+                    return False
+                break
+            except ObjectStoreError as problem:
+                if attempt == RETRIES - 1:
+                    raise
+                log.warning("bind log append has no answer", segment=number, error=str(problem))
+                await self._clock.sleep(RETRY_SECONDS)
+            else:
+                break
+        self._last_append = self._clock.monotonic()
+        self._apply(segment)
+        return True

@@ -1,0 +1,134 @@
+"""Refusals in words: the dimension, what was asked, what is free, and what would start it."""
+
+from collections.abc import Callable, Sequence
+
+from dsec.api.reasons import PendingReason
+from dsec.placement.refusal import Refusal
+
+BYTES = frozenset({"memory", "disk", "gpu memory"})
+NAMES = {
+    "cpu": "CPU",
+    "memory": "memory",
+    "disk": "disk",
+    "pids": "processes",
+    "density": "sandboxes on the node",
+    "gpu": "GPUs",
+    "gpu memory": "GPU memory",
+    "sandboxes": "sandboxes",
+}
+
+
+def amount(dimension: str, value: int | str) -> str:
+    """Return a figure with its unit: `8 cores`, `32 GB`, `4 GiB`, `2`."""
+    if not isinstance(value, int):
+        return value
+    if dimension == "cpu":
+        return f"{value / 1000:g} {'core' if value == 1000 else 'cores'}"  # noqa: PLR2004 - milli
+    if dimension in BYTES:
+        return size(value)
+    return str(value)
+
+
+def size(value: int) -> str:
+    """Return bytes in the largest unit that divides them nicely, binary or decimal."""
+    if value == 0:
+        return "0 B"
+    for power in (4, 3, 2):
+        decimal, letter = 1000**power, "?KMGT"[power]
+        if value % decimal == 0:
+            return f"{value // decimal} {letter}B"
+    for power in (4, 3, 2, 1):
+        binary, letter = 1024**power, "?KMGT"[power]
+        if value >= binary:
+            return f"{round(value / binary, 1):g} {letter}iB"
+    return f"{value} B"
+
+
+def sentence(refusal: Refusal) -> str:
+    """Return one refusal as a sentence with its remedy."""
+    return _SENTENCES[refusal.reason](refusal)
+
+
+def explain(refusals: Sequence[Refusal]) -> str:
+    """Return all refusals of one request as one line, the most limiting first."""
+    return "; also ".join(sentence(refusal) for refusal in refusals)
+
+
+def _capacity(refusal: Refusal) -> str:
+    name = NAMES.get(refusal.dimension, refusal.dimension)
+    asked = amount(refusal.dimension, refusal.asked)
+    free = amount(refusal.dimension, refusal.free)
+    where = (
+        "the node" if refusal.total_nodes == 1 else f"any of {refusal.total_nodes} eligible nodes"
+    )
+    never = isinstance(refusal.asked, int) and refusal.asked > refusal.largest
+    remedy = f"a node with {asked} free joins" if never else f"{asked} on one node are free again"
+    largest = (
+        f" (the largest has {amount(refusal.dimension, refusal.largest)} in all)" if never else ""
+    )
+    return f"{name}: asked {asked}, free at most {free} on {where}{largest}; starts when {remedy}"
+
+
+def _quota(refusal: Refusal) -> str:
+    dimension = refusal.dimension
+    return (
+        f"quota of {NAMES.get(dimension, dimension)}: asked {amount(dimension, refusal.asked)}, "
+        f"free {amount(dimension, refusal.free)} of {amount(dimension, refusal.largest)}; starts "
+        f"when other sandboxes of the tenant end or the quota is raised"
+    )
+
+
+def _label(refusal: Refusal) -> str:
+    return (
+        f"label {refusal.dimension}={refusal.asked}: asked a node that carries it, free 0: "
+        f"{_nobody(refusal, 'carries', 'carry')} it; starts when a node with that label joins"
+    )
+
+
+def _capability(refusal: Refusal) -> str:
+    return (
+        f"{refusal.dimension}: asked {refusal.asked}, free 0: "
+        f"{_nobody(refusal, 'offers', 'offer')} it; starts when a node that does joins"
+    )
+
+
+def _gang(refusal: Refusal) -> str:
+    return (
+        f"gang: asked {refusal.asked} replicas together, free room for {refusal.free}; starts when "
+        f"the whole gang fits"
+    )
+
+
+def _no_nodes(refusal: Refusal) -> str:
+    return f"{refusal.dimension}: asked 1, free 0: none is ready; starts when one joins"
+
+
+def _image(refusal: Refusal) -> str:
+    return (
+        f"image: asked {refusal.asked}, free 0: it cannot be resolved; starts when the registry "
+        f"has it and answers"
+    )
+
+
+def _control_plane(_: Refusal) -> str:
+    return (
+        "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds"
+    )
+
+
+def _nobody(refusal: Refusal, one: str, many: str) -> str:
+    if refusal.total_nodes == 1:
+        return f"the only node does not {many}"
+    return f"none of {refusal.total_nodes} nodes {one}"
+
+
+_SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
+    PendingReason.CAPACITY: _capacity,
+    PendingReason.QUOTA: _quota,
+    PendingReason.LABEL: _label,
+    PendingReason.CAPABILITY: _capability,
+    PendingReason.GANG: _gang,
+    PendingReason.NO_NODES: _no_nodes,
+    PendingReason.IMAGE: _image,
+    PendingReason.CONTROL_PLANE: _control_plane,
+}

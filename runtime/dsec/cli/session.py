@@ -9,7 +9,7 @@ PATIENCE = 15.0
 """Seconds in which a command tries again: a new leader is there within ten."""
 
 
-def client(project: str = "", *, patience: float = PATIENCE) -> "Client":
+def client(project: str = "", *, patience: float | None = None) -> "Client":
     """Return a client for the user's context.
 
     The retry library logs to stdout by default, which would break `--output json`; the commands
@@ -20,4 +20,4 @@ def client(project: str = "", *, patience: float = PATIENCE) -> "Client":
     from dsec.client import Client
 
     set_on_retry_hooks([])
-    return Client(project=project or None, patience=patience)
+    return Client(project=project or None, patience=PATIENCE if patience is None else patience)

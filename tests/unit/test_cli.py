@@ -1,0 +1,267 @@
+"""The command line against a gateway on loopback: exit codes, streams, and the JSON contract."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from client_fake import KEY, FakeGateway, sandbox_id
+from dsec.api.sandbox import End, Evidence
+from dsec.cli import codes
+from dsec.cli.main import COMMANDS, run
+from syrupy.assertion import SnapshotAssertion
+
+Cli = Callable[..., tuple[int, str, str]]
+
+DOCUMENT = {
+    "apiVersion": "dsec.dev/v1alpha1",
+    "kind": "Experiment",
+    "metadata": {"name": "one"},
+    "spec": {"roles": [{"name": "worker", "replicas": 2}]},
+}
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    """A fake on a free port of loopback, and the environment that leads to it."""
+    fake = FakeGateway()
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(fake, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("DSEC_SERVER", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    monkeypatch.setenv("DSEC_API_KEY", KEY)
+    monkeypatch.setattr("dsec.cli.session.PATIENCE", 0.5)
+    yield fake
+    server.should_exit = True
+    thread.join(5)
+
+
+@pytest.fixture
+def cli(gateway: FakeGateway, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run one command line; return exit code, stdout and stderr."""
+    del gateway  # it must be there
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = run(list(args))
+        sys.stdout.flush()
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    """A task document."""
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps(DOCUMENT))
+    return file
+
+
+def test_submit_then_apply(cli: Cli, document: Path) -> None:
+    """Both names of the verb work; a taken name is a usage error."""
+    assert cli("submit", "-f", str(document))[0] == codes.EXIT_OK
+    code, out, err = cli("submit", "-f", str(document))
+    assert (code, out) == (codes.EXIT_USAGE, "")
+    assert "experiment one exists" in err
+    assert cli("apply", "-f", str(document))[0] == codes.EXIT_OK
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["get", "tasks"], codes.EXIT_OK),
+        (["get", "task"], codes.EXIT_USAGE),
+        (["get", "tasks", "none"], codes.EXIT_NOT_FOUND),
+        (["get", "nodes", "none"], codes.EXIT_NOT_FOUND),
+        (["no-such-command"], codes.EXIT_USAGE),
+        (["scale", "one"], codes.EXIT_USAGE),
+        (["submit", "-f", "/no/such/file"], codes.EXIT_NOT_FOUND),
+        (["run", "--count", "2", "--", "true"], codes.EXIT_OK),
+        (["run", "--memory", "lots", "--count", "2", "--", "true"], codes.EXIT_USAGE),
+        (["run", "-e", "novalue", "--count", "2", "--", "true"], codes.EXIT_USAGE),
+        (["exec", "sb", "--", "true"], codes.EXIT_OK),
+        (["exec", "sb", "--", "false"], codes.EXIT_FAILED),
+        (["wait", "none"], codes.EXIT_NOT_FOUND),
+    ],
+)
+def test_exit_codes(cli: Cli, args: list[str], expected: int) -> None:
+    """The table of docs: each kind of outcome has its code and never a traceback."""
+    code, out, err = cli(*args)
+    assert code == expected
+    assert "Traceback" not in out + err
+    if expected not in {codes.EXIT_OK, codes.EXIT_FAILED}:
+        assert not out
+        assert err.strip()
+
+
+def test_denied_and_unreachable(
+    cli: Cli, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 for a wrong key, 5 for silence and for a cut stream."""
+    gateway.cut_streams = True
+    assert cli("logs", "sb")[0] == codes.EXIT_UNKNOWN
+    monkeypatch.setenv("DSEC_API_KEY", "wrong")
+    assert cli("get", "tasks")[0] == codes.EXIT_DENIED
+    monkeypatch.setenv("DSEC_SERVER", "http://127.0.0.1:1")
+    code, _, err = cli("get", "tasks")
+    assert code == codes.EXIT_UNKNOWN
+    assert "cannot be reached" in err
+    monkeypatch.setenv("DSEC_SERVER", "")
+    code, _, err = cli("get", "tasks")
+    assert code == codes.EXIT_USAGE
+    assert "dsec up --standalone" in err
+
+
+def test_a_fault_is_a_sentence_and_debug_shows_where(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception that nobody expected."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("dsec.client.Client.list", broken)
+    monkeypatch.delenv("DSEC_DEBUG", raising=False)
+    code, _, err = cli("get", "tasks")
+    assert code == codes.EXIT_FAULT
+    assert "Traceback" not in err
+    monkeypatch.setenv("DSEC_DEBUG", "1")
+    assert "Traceback" in cli("get", "tasks")[2]
+
+
+def test_mistakes_of_a_document_are_all_shown(cli: Cli, tmp_path: Path) -> None:
+    """One line per mistake, with what is allowed."""
+    file = tmp_path / "bad.yaml"
+    file.write_text("a: [")
+    code, _, err = cli("submit", "-f", str(file))
+    assert code == codes.EXIT_USAGE
+    assert "allowed: a mapping" in err
+    assert "correlation id: c-1" in err
+
+
+def test_run_maps_lines_and_reports(cli: Cli, gateway: FakeGateway, tmp_path: Path) -> None:
+    """The result table has a reason and its evidence; a failure makes the exit code 1."""
+    gateway.ends[1] = End(
+        reason="oom-killed",
+        signal=9,
+        evidence=Evidence(oom_kills=2, dropped_bytes=2048),
+        stderr="Killed\n",
+    )
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"n": 1}\n\n{"n": 2}\n')
+    code, out, err = cli("run", "--map", str(file), "--", "python3", "-c", "print(1)")
+    assert code == codes.EXIT_FAILED
+    row = next(line for line in out.splitlines() if "oom-killed" in line)
+    assert "oom kills 2, signal 9, dropped 2Ki" in row
+    assert "1 completed, 1 not" in err
+    assert list(gateway.inputs.values()) == [b'{"n": 1}\n{"n": 2}\n']
+
+
+def test_a_bad_line_of_a_map_is_named(cli: Cli, tmp_path: Path) -> None:
+    """Before anything is sent."""
+    file = tmp_path / "items.jsonl"
+    file.write_text("{}\nnot json\n")
+    code, _, err = cli("run", "--map", str(file), "--", "true")
+    assert code == codes.EXIT_USAGE
+    assert "items.jsonl:2" in err
+
+
+def test_exec_copies_both_streams(cli: Cli) -> None:
+    """Stdout on stdout, stderr on stderr, the status in words."""
+    code, out, err = cli("exec", "sb", "--", "false")
+    assert (code, out) == (codes.EXIT_FAILED, "out\n")
+    assert "err\n" in err
+    assert "status 3" in err
+
+
+def test_json_contract(
+    cli: Cli, gateway: FakeGateway, document: Path, snapshot: SnapshotAssertion
+) -> None:
+    """What programs read does not change by accident (docs/cli-json.md)."""
+    gateway.nodes = [
+        {
+            "metadata": {"name": "node-a"},
+            "spec": {"pool": "cpu"},
+            "status": {
+                "inventory": {"cpuMilli": 2000, "memoryBytes": 1 << 30, "devices": []},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    ]
+    cli("submit", "-f", str(document))
+    shown: dict[str, Any] = {}
+    for line in (
+        "get tasks",
+        "get tasks one",
+        "get sandboxes",
+        "get nodes",
+        "get pools",
+        "get tenants",
+        "get images",
+        "results one",
+        "run --count 1 -- true",
+        "version",
+    ):
+        verb, *rest = line.split()
+        code, out, _ = cli(verb, "--output", "json", *rest)
+        assert code == codes.EXIT_OK, line
+        shown[line] = json.loads(out)
+        if verb != "run":
+            assert yaml.safe_load(cli(verb, "--output", "yaml", *rest)[1]) == shown[line]
+    run_report = shown["run --count 1 -- true"]
+    for measured in ("seconds", "sandboxesPerSecond"):
+        assert run_report.pop(measured) > 0
+    run_report["items"][0]["identity"]["experiment"] = "run-..."
+    assert shown == snapshot
+
+
+def test_tables_name_what_they_list(cli: Cli, document: Path) -> None:
+    """API-14: each command prints a table with the named object."""
+    cli("apply", "-f", str(document))
+    assert "one" in cli("get", "tasks")[1]
+    assert sandbox_id(0) in cli("get", "sandboxes")[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_its_help(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each entry of the table can be imported and has a help text."""
+    if find_spec(COMMANDS[name].target.split(":")[0]) is None:
+        pytest.skip("not there yet")
+    assert run([name, "--help"]) == codes.EXIT_OK
+    assert "Usage" in capfd.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The overview and `--version` must not pay for the SDK (start within 300 ms)."""
+    script = (
+        "import sys\nfrom dsec.cli.main import run\nrun(['--help'])\n"
+        "heavy = {'httpx2', 'pydantic', 'kubernetes', 'boto3', 'dsec.client', 'yaml'}\n"
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_both_programs_are_the_same() -> None:
+    """API-13: `dsec` and `dsecctl` are one program."""
+    from importlib.metadata import entry_points
+
+    found = {one.name: one.value for one in entry_points(group="console_scripts")}
+    assert found["dsec"] == found["dsecctl"] == "dsec.cli.main:main"

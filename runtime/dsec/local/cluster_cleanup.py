@@ -1,0 +1,247 @@
+"""Leaving a machine as it was: find and remove what a local cluster put outside its directory.
+
+Works from what the kernel says now, never from what was remembered to have been started, so that
+it finishes after any crash and its count can be trusted: every process with the cluster's mark or
+in its cgroups, every mount below its directory, its namespaces, its interface, its cgroups.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.local.cluster_state import ClusterState
+from dsec.local.network import is_namespace, remove_network
+from dsec.local.processes import STATE_VARIABLE, identify
+
+_KILL_SECONDS = 15.0
+_MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What of a cluster is on the machine, by kind; each entry is a name for people."""
+
+    processes: list[str]
+    mounts: list[str]
+    namespaces: list[str]
+    interfaces: list[str]
+    rules: list[str]
+    cgroups: list[str]
+
+    def total(self) -> int:
+        """Return how many there are."""
+        return sum(len(entries) for entries in self.by_kind().values())
+
+    def by_kind(self) -> dict[str, list[str]]:
+        """Return the entries by kind."""
+        return {kind: list(getattr(self, kind)) for kind in self.__slots__}
+
+    def sentence(self) -> str:
+        """Return one sentence: nothing, or how many of each kind and the first names."""
+        found = {kind: entries for kind, entries in self.by_kind().items() if entries}
+        if not found:
+            return "nothing is left on this machine: " + ", ".join(f"0 {k}" for k in self.__slots__)
+        parts = [f"{len(e)} {kind} ({', '.join(e[:3])})" for kind, e in found.items()]
+        return "left on this machine: " + ", ".join(parts)
+
+
+def count(state: ClusterState) -> Leftovers:
+    """Count what is there now."""
+    namespaces = (state.network.cluster_namespace, state.network.storage_namespace)
+    return Leftovers(
+        processes=[f"{pid} {_command(pid)}" for pid in processes(state)],
+        mounts=mounts(state.directory),
+        namespaces=[path.name for path in namespaces if is_namespace(path)],
+        interfaces=_interfaces(state),
+        rules=_rules(state),
+        cgroups=[str(path) for root in _cgroup_roots(state) for path in _tree(root)],
+    )
+
+
+def processes(state: ClusterState) -> list[int]:
+    """Return the live processes of the cluster: by its mark in the environment, or by cgroup."""
+    mark = f"{STATE_VARIABLE}={state.directory}".encode()
+    groups = (state.cgroup, state.sandbox_cgroup)
+    return [
+        pid
+        for pid in (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
+        if pid != os.getpid()
+        and (_in_group(pid, groups) or _has_mark(pid, mark))
+        and identify(pid) is not None
+    ]
+
+
+def mounts(directory: Path) -> list[str]:
+    """Return the mount points below a directory, in the order of mounting."""
+    below = f"{directory}/"
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4].encode().decode("unicode_escape")
+        if point.startswith(below):
+            points.append(point)
+    return points
+
+
+def kill_pods(state: ClusterState) -> None:
+    """End every process of pods and sandboxes, frozen ones too. containerd then tidies up."""
+    for root in _cgroup_roots(state):
+        for path in _tree(root):
+            # a frozen process takes no signal before it is thawed
+            _write(path / "freezer.state", "THAWED")
+            _write(path / "cgroup.freeze", "0")
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline:
+        pids = {pid for root in _cgroup_roots(state) for p in _tree(root) for pid in _members(p)}
+        if not pids:
+            return
+        _kill(pids)
+        time.sleep(0.1)
+
+
+def remove(state: ClusterState) -> Leftovers:
+    """Remove everything outside the directory; return what could not be removed."""
+    kill_pods(state)
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (pids := processes(state)) and time.monotonic() < deadline:
+        _kill(set(pids))
+        time.sleep(0.1)
+    remove_network(state.network)
+    for point in reversed(mounts(state.directory)):
+        _unmount(point)
+    _remove_cgroups(state)
+    _remove_traces(state)
+    return count(state)
+
+
+def prepare_cgroups(state: ClusterState) -> None:
+    """Make the pods' cgroup in every hierarchy: kubelet refuses a root that is not there."""
+    for root in _cgroup_roots(state, only_present=False):
+        root.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            # v1: a new cpuset is empty, and no task can enter an empty one
+            above = root.parent / name
+            if above.exists() and not (root / name).read_text().strip():
+                _write(root / name, above.read_text())
+
+
+def _remove_cgroups(state: ClusterState) -> None:
+    for root in _cgroup_roots(state):
+        for path in reversed(list(_tree(root))):
+            for _ in range(20):
+                with suppress(FileNotFoundError):
+                    try:
+                        path.rmdir()
+                    except OSError:
+                        time.sleep(0.05)
+                        continue
+                break
+
+
+def _remove_traces(state: ClusterState) -> None:
+    """Remove links and notes that kubelet and CNI keep at fixed places of the host."""
+    for path in Path("/var/lib/cni/results").glob(f"dsec-{state.name}-*"):
+        path.unlink(missing_ok=True)
+    for link in Path("/var/log/containers").glob("*.log"):
+        if link.is_symlink() and str(link.readlink()).startswith(f"{state.directory}/"):
+            link.unlink(missing_ok=True)
+
+
+def _cgroup_roots(state: ClusterState, *, only_present: bool = True) -> Iterator[Path]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        kind = fields[fields.index("-") + 1]
+        if kind not in {"cgroup", "cgroup2"} or fields[3] != "/":
+            continue
+        groups = (state.cgroup, state.sandbox_cgroup) if only_present else (state.cgroup,)
+        for group in groups:
+            root = Path(fields[4] + group)
+            if root.exists() or not only_present:
+                yield root
+
+
+def _tree(root: Path) -> Iterator[Path]:
+    """Yield a cgroup and all below it, parents first."""
+    yield root
+    try:
+        children = [entry for entry in root.iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return
+    for child in children:
+        yield from _tree(child)
+
+
+def _members(cgroup: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (cgroup / "cgroup.procs").read_text().split() if pid != "0"]
+    except OSError:
+        return []
+
+
+def _in_group(pid: int, groups: tuple[str, ...]) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    paths = [line.split(":", 2)[2] for line in lines]
+    return any(path == g or path.startswith(f"{g}/") for path in paths for g in groups)
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "?"
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _unmount(point: str) -> None:
+    target = os.fsencode(point)
+    if _libc.umount2(target, 0) != 0:
+        _libc.umount2(target, _MNT_DETACH)
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists():
+        with suppress(OSError):
+            path.write_text(text)
+
+
+def _interfaces(state: ClusterState) -> list[str]:
+    links = _query(["ip", "-j", "link", "show"])
+    names = [str(link["ifname"]) for link in json.loads(links or "[]")]
+    return [name for name in names if name == state.network.link]
+
+
+def _rules(state: ClusterState) -> list[str]:
+    """Return packet rules and routes of the host that name the cluster: there should be none."""
+    network = state.layout.cluster.rsplit(".", 2)[0]
+    rules = [line for line in _query(["nft", "list", "ruleset"]).splitlines() if network in line]
+    routes = [r for r in _query(["ip", "route"]).splitlines() if state.network.link in r.split()]
+    return [line.strip() for line in (*rules, *routes)]
+
+
+def _query(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return ""

@@ -105,6 +105,12 @@ class AckCall(WireModel):
     ids: list[str]
 
 
+class EpochCall(WireModel):
+    """A leader's epoch by itself: the body of epoch, pause and resume, and the agent's answer."""
+
+    epoch: int
+
+
 class Usage(WireModel):
     """Sums over the live sandboxes of a node."""
 

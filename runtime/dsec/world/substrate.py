@@ -103,7 +103,7 @@ class Substrate(Protocol):
         """Yield the kept output of the main command, then new output while it runs."""
         ...
 
-    async def archive(self, sandbox_id: str) -> AsyncIterator[tuple[str, bytes]]:
+    def archive(self, sandbox_id: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (name, content) of the scene: logs, environment, collected dirs, temp files.
 
         Works on a dead sandbox until `destroy`. Never follows a link out of the sandbox.

@@ -17,14 +17,15 @@ PEER_KEY = "dsec.peer"
 CONTROLLER = "dsec-controller"
 GATEWAY = "dsec-gateway"
 AGENT = "dsec-agent"
-"""Organisational units of client certificates, one per role of a process."""
+"""Names of roles: organisation, unit or common name of a process's client certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The other end of a connection, as its verified certificate names it.
 
-    `name` is the common name (for an agent: its node's name), `units` the organisational units.
+    `name` is the common name (for an agent: its node's name), `units` the organisations and
+    organisational units: Kubernetes reads groups from the one, other issuers use the other.
     """
 
     name: str
@@ -44,7 +45,7 @@ def peer_from_certificate(certificate: Mapping[str, Any] | None) -> Peer | None:
         for key, value in relative:
             if key == "commonName":
                 name = value
-            elif key == "organizationalUnitName":
+            elif key in {"organizationName", "organizationalUnitName"}:
                 units.add(value)
     return Peer(name=name, units=frozenset(units))
 

@@ -1,0 +1,371 @@
+"""One node's agent: the core's answers made durable, and one life per sandbox.
+
+Started by `run_agent` (a process of its own, standalone mode, or many in one for simulated nodes);
+stopped by `close`, which leaves the sandboxes running. After a crash nothing is lost but the
+uncommitted tail of the spool: nobody has been told about that.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from dsec.agent import rows
+from dsec.agent.config import AgentConfig
+from dsec.agent.core import Core, Entry, Stop
+from dsec.agent.life import Ground, Life
+from dsec.agent.spool import Spool
+from dsec.agent.state import NodeFiles, machine_boot_id
+from dsec.agent.uplink import Uplink
+from dsec.api.reasons import EndReason
+from dsec.api.sandbox import SandboxSpec, SandboxState
+from dsec.api.wire import CreateAnswer, NodeInventory, NodeState
+from dsec.world.clock import Clock, Randomness
+from dsec.world.network import Network
+from dsec.world.substrate import Chunk, ExecRequest, Started, Substrate, SubstrateError
+
+ANSWER_BYTES = 16 << 20
+"""Output in one state answer; ends that do not fit come with the next."""
+COALESCE_SECONDS = 0.02
+"""A long poll answers this much after a change, so that a burst is one answer."""
+HOUSEKEEPING_SECONDS = 60.0
+
+_log = structlog.get_logger(__name__)
+S = SandboxState
+
+
+class UnknownSandboxError(Exception):
+    """This node has no such sandbox."""
+
+
+class NotRunningError(Exception):
+    """The sandbox is not in a state in which this can be done; the message says which it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What an agent reaches the world with."""
+
+    substrate: Substrate
+    network: Network
+    clock: Clock
+    randomness: Randomness
+
+
+class Agent:
+    """All of one node. Create with `run_agent`."""
+
+    def __init__(
+        self, config: AgentConfig, outside: Outside, inventory: NodeInventory, boot_id: str
+    ) -> None:
+        self.config = config
+        self.clock = outside.clock
+        self.substrate = outside.substrate
+        self.boot_id = boot_id
+        self.files = NodeFiles(config.state_dir, durable=config.durable)
+        self.uid = self.files.uid(outside.randomness)
+        self.core = Core(
+            config.node_name,
+            self.files.next_incarnation(outside.clock.now()),
+            inventory,
+            overcommit=config.cpu_overcommit,
+            epoch=self.files.load_epoch(),
+        )
+        self.spool = Spool(config.state_dir / "spool", self._snapshot, durable=config.durable)
+        self.uplink = Uplink(config.gateway, outside.network, outside.clock, outside.randomness)
+        self._changed = asyncio.Event()
+        self._ship = asyncio.Event()
+        self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
+        self._background: list[asyncio.Task[None]] = []
+        self._ground = Ground(
+            core=self.core,
+            substrate=outside.substrate,
+            uplink=self.uplink,
+            clock=outside.clock,
+            randomness=outside.randomness,
+            creates=asyncio.Semaphore((os.cpu_count() or 1) + 1),
+            uploads=asyncio.Semaphore(config.uploads),
+            archive_patience=config.archive_patience,
+            inline_output=config.inline_output,
+            record=self._record,
+            commit=self.spool.commit,
+        )
+        outside.substrate.on_heartbeat = self._heartbeat
+
+    # ------------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Recover what an earlier process left, then take over the node. Raises SpoolError."""
+        recovered = self.spool.open()
+        for stored in recovered.entries.values():
+            self.core.restore(rows.load_entry(stored))
+        if recovered.damaged_lines:
+            _log.warning("spool repaired", damaged_lines=recovered.damaged_lines)
+        self._row("node-started", {"damagedLines": recovered.damaged_lines})
+        found = {spec.identity.id: (spec, init) for spec, init in await self.substrate.adopt()}
+        for entry in self.core:
+            if entry.live:
+                self._spawn(entry, lost=_lost(entry, entry.spec.identity.id in found))
+        for sandbox_id, (spec, init) in found.items():
+            await self._take_over(sandbox_id, spec, init)
+        await self.spool.commit()
+        self._background = [
+            asyncio.create_task(self.uplink.ship(self.config.node_name, self.spool, self._ship)),
+            asyncio.create_task(self._keep_house()),
+        ]
+
+    async def _take_over(self, sandbox_id: str, spec: SandboxSpec, init: Started | None) -> None:
+        """Deal with what the substrate has and the spool does not."""
+        entry = self.core.get(sandbox_id)
+        if entry is not None and not entry.live:
+            await self.substrate.destroy(sandbox_id)
+        elif entry is None:
+            entry = self.core.adopt(spec, self.clock.now())
+            entry.status.address = init.address if init else None
+            self._record(entry, first=True)
+            self._spawn(entry)
+
+    async def close(self) -> None:
+        """Stop the agent; sandboxes go on without it. Idempotent."""
+        tasks = [task for _, task in self._lives.values()] + self._background
+        self._lives, self._background = {}, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.spool.commit()
+        self.spool.close()
+        await self.uplink.close()
+
+    # ------------------------------------------------------------------ calls
+
+    def see_epoch(self, epoch: int) -> None:
+        """Keep a leader's epoch, on disk, before anything is done for it.
+
+        Raises StaleEpochError, StateError.
+        """
+        if self.core.see_epoch(epoch):
+            self.files.store_epoch(epoch)
+
+    async def create(self, specs: list[SandboxSpec]) -> list[CreateAnswer]:
+        """Say the last word on creates; accepted ones are durable when this returns."""
+        answers = []
+        for spec in specs:
+            known = self.core.get(spec.identity.id)
+            answer = self.core.admit(spec, self.clock.now())
+            answers.append(answer)
+            if known is not None or not answer.accepted:
+                continue
+            for older in self.core.older_copies(spec):
+                message = f"incarnation {spec.identity.incarnation} was created on this node"
+                self._stop(older, Stop(EndReason.FENCED, message, 0.0))
+            entry = self.core.get(spec.identity.id)
+            if entry is not None:
+                self._record(entry, first=True)
+                self._spawn(entry)
+        await self.spool.commit()
+        return answers
+
+    async def stop(self, ids: list[str], stop: Stop) -> None:
+        """End sandboxes; unknown and ended ones are no error."""
+        for sandbox_id in ids:
+            self._stop(sandbox_id, stop)
+        await self.spool.commit()
+
+    async def acknowledge(self, ids: list[str]) -> None:
+        """Take note that these ends are recorded elsewhere."""
+        for sandbox_id in ids:
+            if self.core.acknowledge(sandbox_id) and (entry := self.core.get(sandbox_id)):
+                self.spool.append({"put": rows.dump_entry(entry)})
+        await self.spool.commit()
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Freeze a running sandbox. Raises UnknownSandboxError, NotRunningError."""
+        entry = self._running(sandbox_id)
+        if entry.status.state is S.RUNNING:
+            await self.substrate.pause(sandbox_id)
+            self._moved(entry, S.PAUSED)
+            await self.spool.commit()
+
+    async def resume(self, sandbox_id: str) -> None:
+        """Thaw a paused sandbox. Raises UnknownSandboxError, NotRunningError."""
+        entry = self._running(sandbox_id)
+        if entry.status.state is S.PAUSED:
+            await self.substrate.resume(sandbox_id)
+            self._moved(entry, S.RUNNING)
+            await self.spool.commit()
+
+    def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
+        """Run a command in a running sandbox. Raises UnknownSandboxError, NotRunningError."""
+        entry = self._running(sandbox_id)
+        if entry.status.state is S.PAUSED:
+            raise NotRunningError(f"{sandbox_id} is paused")
+        return self.substrate.exec(sandbox_id, request)
+
+    def logs(self, sandbox_id: str, *, follow: bool) -> AsyncIterator[Chunk]:
+        """Yield output of a sandbox, live or ended but not yet destroyed, else what its end keeps.
+
+        Raises UnknownSandboxError.
+        """
+        entry = self.core.get(sandbox_id)
+        if entry is None:
+            raise UnknownSandboxError(sandbox_id)
+        if entry.live and entry.status.state not in {S.BOUND, S.PULLING, S.CREATING}:
+            return self.substrate.logs(sandbox_id, follow=follow)
+        return _kept_output(entry)
+
+    async def state(self, since: int, wait: float) -> NodeState:
+        """Return the changes after a number, waiting at most so many seconds for one."""
+        if since == self.core.seq and wait > 0:
+            await self._change_within(wait)
+        await self.spool.commit()
+        full, entries = self.core.changes(since)
+        statuses, seq = rows.fit(entries, self.core.seq, ANSWER_BYTES)
+        return NodeState(
+            node=self.core.node,
+            boot_id=self.boot_id,
+            incarnation=self.core.incarnation,
+            epoch=self.core.epoch,
+            seq=seq,
+            full=full,
+            utc=self.clock.now(),
+            used=self.core.used,
+            live=self.core.live,
+            sandboxes=statuses,
+        )
+
+    # ------------------------------------------------------------------ inside
+
+    def _running(self, sandbox_id: str) -> Entry:
+        entry = self.core.get(sandbox_id)
+        if entry is None:
+            raise UnknownSandboxError(sandbox_id)
+        if entry.status.state not in {S.RUNNING, S.PAUSED}:
+            raise NotRunningError(f"{sandbox_id} is {entry.status.state}, not running")
+        return entry
+
+    def _moved(self, entry: Entry, state: SandboxState) -> None:
+        """Record a pause or resume, unless the sandbox has ended in the meantime."""
+        if entry.status.state in {S.RUNNING, S.PAUSED} and self.core.advance(
+            entry.spec.identity.id, state, self.clock.now()
+        ):
+            self._record(entry)
+
+    def _stop(self, sandbox_id: str, stop: Stop) -> None:
+        if not self.core.request_stop(sandbox_id, stop, self.clock.now()):
+            return
+        entry = self.core.get(sandbox_id)
+        if entry is not None:
+            self._record(entry)
+        if sandbox_id in self._lives:
+            self._lives[sandbox_id][0].wake()
+
+    def _spawn(self, entry: Entry, *, lost: str = "") -> None:
+        sandbox_id = entry.spec.identity.id
+        life = Life(self._ground, entry, lost=lost)
+        task = asyncio.create_task(life.run(), name=sandbox_id)
+        self._lives[sandbox_id] = (life, task)
+        task.add_done_callback(lambda done: self._over(sandbox_id, done))
+
+    def _over(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
+        self._lives.pop(sandbox_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # only a full or broken disk gets here: what cannot be recorded must not be hidden
+            _log.error("sandbox is not followed any more", sandbox=sandbox_id, error=repr(error))
+            self.core.refusing = f"disk: {error}"
+        self.spool.rotate()
+
+    def _heartbeat(self, sandbox_id: str, _body: dict[str, object]) -> None:
+        if not self.core.heartbeat(sandbox_id, self.clock.now()):
+            return
+        entry = self.core.get(sandbox_id)
+        if entry is not None:
+            self._record(entry)
+        if sandbox_id in self._lives:
+            self._lives[sandbox_id][0].wake()
+
+    def _record(self, entry: Entry, *, first: bool = False) -> None:
+        """Queue the entry as it is, with its journal row, as one record."""
+        row = rows.row_of(entry, self.boot_id, self.spool.next_seq(), self.clock.now())
+        self.spool.append({"row": row, "put": rows.dump_entry(entry, with_spec=first)})
+        self._notify()
+
+    def _row(self, kind: str, body: dict[str, Any]) -> None:
+        row = rows.node_row(
+            self.core,
+            kind=kind,
+            body=body,
+            boot_id=self.boot_id,
+            seq=self.spool.next_seq(),
+            now=self.clock.now(),
+        )
+        self.spool.append({"row": row})
+        self._ship.set()
+
+    def _notify(self) -> None:
+        self._ship.set()
+        self._changed.set()
+
+    async def _change_within(self, seconds: float) -> None:
+        self._changed.clear()
+        waiting = asyncio.create_task(self._changed.wait())
+        timer = asyncio.create_task(self.clock.sleep(seconds))
+        try:
+            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await self.clock.sleep(COALESCE_SECONDS)
+        finally:
+            waiting.cancel()
+            timer.cancel()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self.clock.sleep(HOUSEKEEPING_SECONDS)
+            if gone := self.core.forget(self.clock.now()):
+                self.spool.append({"forget": gone})
+                await self.spool.commit()
+            self.spool.rotate()
+
+    def _snapshot(self) -> list[dict[str, Any]]:
+        return [rows.dump_entry(entry, with_spec=True) for entry in self.core]
+
+
+def _lost(entry: Entry, found: bool) -> str:
+    """Say why a stored sandbox cannot go on, or nothing: then its life is resumed."""
+    begun = entry.status.state in {S.STARTING, S.RUNNING, S.PAUSED, S.STOPPING}
+    if begun and not found:
+        return "the node lost it (the machine was restarted, or its files were removed)"
+    return ""
+
+
+async def _kept_output(entry: Entry) -> AsyncIterator[Chunk]:
+    end = entry.status.end or entry.end
+    if end is not None:
+        yield Chunk("stdout", end.stdout.encode())
+        yield Chunk("stderr", end.stderr.encode())
+
+
+async def run_agent(
+    config: AgentConfig,
+    substrate: Substrate,
+    network: Network,
+    clock: Clock,
+    randomness: Randomness,
+    *,
+    boot_id: str = "",
+) -> Agent:
+    """Start an agent in this event loop and return it; serve it with `dsec.agent.app.make_app`.
+
+    `boot_id` is the machine's by default. Registration is separate: `dsec.agent.register`.
+    Raises SpoolError, StateError, SubstrateError.
+    """
+    try:
+        inventory = await substrate.inventory()
+    except OSError as error:
+        raise SubstrateError("infrastructure", f"inventory: {error}") from error
+    outside = Outside(substrate, network, clock, randomness)
+    agent = Agent(config, outside, inventory, boot_id or machine_boot_id())
+    await agent.start()
+    return agent

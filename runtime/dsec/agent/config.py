@@ -1,0 +1,122 @@
+"""Settings of an agent: from flags, the environment (DSEC_AGENT_*) and a JSON or YAML file.
+
+A flag wins over the environment, the environment over the file. Every mistake is reported at once.
+"""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from dsec.api.base import Model
+
+PREFIX = "DSEC_AGENT_"
+
+
+class ConfigError(Exception):
+    """A setting is wrong; one line per mistake with field, value and what is allowed."""
+
+
+class AgentConfig(Model):
+    """One agent. Durations are in seconds, sizes in bytes."""
+
+    state_dir: Path = Field(description="Where everything that outlives the process is kept.")
+    gateway: str = Field(description="URL of the gateway that the agent registers at.")
+    node_name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+    ca: Path | None = Field(default=None, description="CA that the gateway is verified with.")
+    token_file: Path | None = Field(
+        default=None, description="Join token or projected ServiceAccount token."
+    )
+    listen: str = Field(default="127.0.0.1:0", description="IP:PORT to serve on.")
+    advertise: str = Field(
+        default="", description="IP:PORT or https URL that gateways reach; default: listen."
+    )
+    pool: str = ""
+    labels: dict[str, str] = {}
+    cpu_overcommit: float = Field(default=1.0, ge=1.0, le=16.0)
+    heartbeat_seconds: float = Field(default=15.0, gt=0, description="Time between registrations.")
+    archive_patience: float = Field(
+        default=3600.0,
+        ge=0,
+        description="How long an ended sandbox waits for the gateway to take its scene, before "
+        "its resources are given back without it.",
+    )
+    inline_output: int = Field(
+        default=1 << 16, ge=0, description="Output that travels with an end, per stream."
+    )
+    uploads: int = Field(default=8, ge=1, description="Scenes uploaded at the same time.")
+    durable: bool = Field(default=True, description="False: no fsync; for simulated nodes only.")
+
+    @field_validator("gateway")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("an http:// or https:// URL is wanted")
+        return value.rstrip("/")
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """Return host and port of IP:PORT. Raises ValueError."""
+    host, _, port = value.rpartition(":")
+    host = host.strip("[]")
+    try:
+        ipaddress.ip_address(host)
+        number = int(port)
+    except ValueError as error:
+        raise ValueError("IP:PORT is wanted, for example 10.0.0.1:7443") from error
+    if not 0 <= number < 1 << 16:
+        raise ValueError("the port must be between 0 and 65535")
+    return host, number
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> AgentConfig:
+    """Merge file, environment and flags (None: not given). Raises ConfigError."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    if flags.get("config") is not None:
+        values |= _read(Path(flags["config"]))
+    for name in AgentConfig.model_fields:
+        if (text := environ.get(PREFIX + name.upper())) is not None:
+            values[name] = pairs(text) if name == "labels" else text
+        if flags.get(name) is not None:
+            values[name] = flags[name]
+    try:
+        return AgentConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']} (got {mistake['input']!r})"
+            for mistake in error.errors()
+        ]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Read `a=b,c=d`. Raises ConfigError."""
+    result: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"labels: {part!r} is no key=value")
+        result[key] = value
+    return result
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"config: {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"config: {path} holds no mapping")
+    names = {str(field.alias): name for name, field in AgentConfig.model_fields.items()}
+    return {names.get(str(key), str(key)): value for key, value in data.items()}

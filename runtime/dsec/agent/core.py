@@ -1,0 +1,394 @@
+"""The truth about one node's sandboxes: a state machine without clock, disk or network.
+
+The shell (`agent.py`) asks it before it acts and tells it what happened; every answer follows from
+earlier calls alone. It holds four promises, which its tests check with random histories: what is
+used is the sum over the live sandboxes and never exceeds the capacity, a repeated call changes
+nothing, change numbers only grow, and each accepted sandbox ends exactly once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dsec.agent.gpus import GpuRefusalError, Gpus, devices_asked
+from dsec.api.reasons import EndReason
+from dsec.api.sandbox import End, Resources, SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.wire import CreateAnswer, NodeInventory, Usage
+
+TOMBSTONE_AGE = timedelta(hours=24)
+"""How long an acknowledged end still answers questions and repeated creates: as long as keys."""
+TOMBSTONE_COUNT = 10_000
+"""Most acknowledged ends kept; past it the oldest go first, so that memory stays bounded."""
+SEQ_PER_INCARNATION = 1 << 20
+"""Change numbers start at incarnation times this: they grow over restarts without being stored."""
+
+S = SandboxState
+_END = frozenset({S.STOPPING, S.ARCHIVING})
+_NEXT: dict[SandboxState, frozenset[SandboxState]] = {
+    S.BOUND: _END | {S.PULLING},
+    S.PULLING: _END | {S.CREATING},
+    S.CREATING: _END | {S.STARTING},
+    S.STARTING: _END | {S.RUNNING},
+    S.RUNNING: _END | {S.PAUSED},
+    S.PAUSED: _END | {S.RUNNING},
+    S.STOPPING: frozenset({S.ARCHIVING}),
+    S.ARCHIVING: frozenset({S.ENDED}),
+    S.ENDED: frozenset(),
+}
+
+
+class StaleEpochError(Exception):
+    """The caller's leader epoch is lower than one seen before."""
+
+    def __init__(self, epoch: int, highest: int) -> None:
+        """Say both epochs."""
+        super().__init__(f"epoch {epoch} is stale; this node has seen {highest}")
+        self.highest = highest
+
+
+class IllegalTransitionError(Exception):
+    """A bug of the shell: this state cannot follow that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A request to end a sandbox; its reason wins over the way the command then ends."""
+
+    reason: EndReason
+    message: str = ""
+    grace: float = 5.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One sandbox. `end` is known from ARCHIVING on, but only published with ENDED."""
+
+    spec: SandboxSpec
+    status: SandboxStatus
+    stop: Stop | None = None
+    end: End | None = None
+    acknowledged: bool = False
+
+    @property
+    def live(self) -> bool:
+        """True while its resources are booked."""
+        return self.status.state is not S.ENDED
+
+    @property
+    def fenced(self) -> bool:
+        """True when nothing of it may be published any more."""
+        return self.stop is not None and self.stop.reason is EndReason.FENCED
+
+
+class Core:
+    """All sandboxes of a node, live and recently ended. `overcommit` multiplies CPU only."""
+
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        inventory: NodeInventory,
+        *,
+        overcommit: float = 1.0,
+        epoch: int = 0,
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.inventory = inventory
+        self.overcommit = overcommit
+        self.epoch = epoch
+        self.refusing = ""
+        self.used = Usage()
+        self.live = 0
+        self.gpus = Gpus(inventory.devices)
+        self.seq = incarnation * SEQ_PER_INCARNATION
+        self._floor = self.seq
+        # in order of change: a changed entry moves to the end
+        self._entries: dict[str, Entry] = {}
+        self._replicas: dict[tuple[str, str, int], set[str]] = {}
+
+    # ------------------------------------------------------------------ questions
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def get(self, sandbox_id: str) -> Entry | None:
+        """Return an entry, also a tombstone; None when it was never here or is forgotten."""
+        return self._entries.get(sandbox_id)
+
+    def changes(self, since: int) -> tuple[bool, list[Entry]]:
+        """Return (full, entries) after a change number, oldest change first.
+
+        Full: the number is from before a restart or before something was forgotten, so the list
+        is all that lives or is not acknowledged yet.
+        """
+        if not self._floor <= since <= self.seq:
+            return True, [e for e in self._entries.values() if e.live or not e.acknowledged]
+        fresh: list[Entry] = []
+        for entry in reversed(self._entries.values()):
+            if entry.status.seq <= since:
+                break
+            fresh.append(entry)
+        fresh.reverse()
+        return False, fresh
+
+    # ------------------------------------------------------------------ calls of the control plane
+
+    def see_epoch(self, epoch: int) -> bool:
+        """Take note of a leader's epoch; True when it is new and must be stored before acting.
+
+        Raises StaleEpochError for a lower one.
+        """
+        if epoch < self.epoch:
+            raise StaleEpochError(epoch, self.epoch)
+        if epoch == self.epoch:
+            return False
+        self.epoch = epoch
+        return True
+
+    def admit(self, spec: SandboxSpec, now: datetime) -> CreateAnswer:
+        """Say the last word on a create, and book its resources when it is accepted.
+
+        A repeat of a known id is accepted and changes nothing.
+        """
+        identity = spec.identity
+        if (known := self._entries.get(identity.id)) is not None:
+            return CreateAnswer(id=identity.id, accepted=True, state=known.status.state)
+        devices: list[str] = []
+        reason = self._refusal(spec)
+        if not reason:
+            try:
+                devices = self.gpus.choose(spec.resources, spec.devices)
+            except GpuRefusalError as error:
+                reason = f"capacity: {error}"
+        if reason:
+            return CreateAnswer(
+                id=identity.id, accepted=False, reason=reason, state=SandboxState.PENDING
+            )
+        if devices != spec.devices:
+            spec = spec.model_copy(update={"devices": devices})
+        self._insert(Entry(spec, self._status(spec, now, S.BOUND)))
+        return CreateAnswer(id=identity.id, accepted=True, state=S.BOUND)
+
+    def older_copies(self, spec: SandboxSpec) -> list[str]:
+        """Return live sandboxes that are an earlier incarnation of the same replica."""
+        identity = spec.identity
+        return [
+            entry.spec.identity.id
+            for entry in self._same_replica(spec)
+            if entry.live and entry.spec.identity.incarnation < identity.incarnation
+        ]
+
+    def request_stop(self, sandbox_id: str, stop: Stop, now: datetime) -> bool:
+        """Ask for the end of a sandbox; True when that changed something.
+
+        The first request wins, except that FENCED wins over all until the sandbox has ended.
+        """
+        entry = self._entries.get(sandbox_id)
+        if entry is None or not entry.live or entry.fenced:
+            return False
+        fencing = stop.reason is EndReason.FENCED
+        if entry.status.state in _END:
+            if not fencing:
+                return False
+            entry.stop = stop
+            self._touch(entry)
+            return True
+        entry.stop = stop
+        self._move(entry, S.STOPPING, now, stop.message)
+        return True
+
+    def acknowledge(self, sandbox_id: str) -> bool:
+        """Take note that an end is recorded elsewhere; True when that is news.
+
+        Its output is dropped; the tombstone stays for a while (`forget`).
+        """
+        entry = self._entries.get(sandbox_id)
+        if entry is None or entry.live or entry.acknowledged:
+            return False
+        entry.acknowledged = True
+        if entry.status.end is not None:
+            entry.status.end = entry.status.end.model_copy(update={"stdout": "", "stderr": ""})
+            entry.end = None
+        return True
+
+    def forget(self, now: datetime) -> list[str]:
+        """Drop tombstones that are acknowledged and too old or too many; return their ids."""
+        done = [e for e in self._entries.values() if e.acknowledged]
+        surplus = len(done) - TOMBSTONE_COUNT
+        gone = [
+            entry
+            for position, entry in enumerate(done)
+            if position < surplus or now - entry.status.times[S.ENDED] > TOMBSTONE_AGE
+        ]
+        for entry in gone:
+            self._floor = max(self._floor, entry.status.seq)
+            del self._entries[entry.spec.identity.id]
+            copies = self._replicas[_replica(entry.spec)]
+            copies.discard(entry.spec.identity.id)
+            if not copies:
+                del self._replicas[_replica(entry.spec)]
+        return [entry.spec.identity.id for entry in gone]
+
+    # ------------------------------------------------------------------ what happens on the node
+
+    def advance(
+        self, sandbox_id: str, state: SandboxState, now: datetime, *, message: str = ""
+    ) -> bool:
+        """Move on to a state before ARCHIVING; False when it is there already.
+
+        Raises IllegalTransitionError.
+        """
+        entry = self._entries[sandbox_id]
+        if entry.status.state is state:
+            return False
+        self._move(entry, state, now, message)
+        return True
+
+    def heartbeat(self, sandbox_id: str, now: datetime) -> bool:
+        """Take note of a heartbeat; True for the first one: the sandbox has registered.
+
+        Later ones change the status without a change number: they are no news.
+        """
+        entry = self._entries.get(sandbox_id)
+        if entry is None or not entry.live:
+            return False
+        entry.status.last_heartbeat = now
+        if entry.status.registered:
+            return False
+        entry.status.registered = True
+        if entry.status.state is S.STARTING:
+            self._move(entry, S.RUNNING, now, "")
+        else:
+            self._touch(entry)
+        return True
+
+    def finish(self, sandbox_id: str, end: End, now: datetime) -> None:
+        """Take note of the end of the main command: the scene may be archived now."""
+        entry = self._entries[sandbox_id]
+        entry.end = end
+        self._move(entry, S.ARCHIVING, now, "")
+
+    def close(self, sandbox_id: str, now: datetime, *, archive: str, partial: bool) -> End:
+        """Publish the end and give the resources back. The sandbox is destroyed by now."""
+        entry = self._entries[sandbox_id]
+        end = entry.end or End(reason=EndReason.INFRASTRUCTURE)
+        update: dict[str, object] = {"archive": archive or None, "archive_partial": partial}
+        if entry.stop is not None:
+            update["reason"] = entry.stop.reason
+            update["message"] = entry.stop.message or end.message
+        if entry.fenced:
+            update |= {"archive": None, "archive_partial": False, "stdout": "", "stderr": ""}
+        entry.status.end = entry.end = end.model_copy(update=update)
+        entry.status.message = entry.end.message
+        self._move(entry, S.ENDED, now, entry.end.message)
+        self._book(entry, -1)
+        return entry.end
+
+    # ------------------------------------------------------------------ restart
+
+    def restore(self, entry: Entry) -> None:
+        """Put back an entry as it was stored; its change number is new."""
+        entry.status.node_incarnation = self.incarnation
+        self._insert(entry)
+        if not entry.live:
+            self._book(entry, -1)
+
+    def adopt(self, spec: SandboxSpec, now: datetime) -> Entry:
+        """Take over a sandbox that runs here though no store remembers it.
+
+        It is booked even past the capacity: it exists.
+        """
+        entry = Entry(spec, self._status(spec, now, S.RUNNING))
+        entry.status.registered = True
+        self._insert(entry)
+        return entry
+
+    # ------------------------------------------------------------------ inside
+
+    def _status(self, spec: SandboxSpec, now: datetime, state: SandboxState) -> SandboxStatus:
+        return SandboxStatus(
+            identity=spec.identity,
+            state=state,
+            node=self.node,
+            node_incarnation=self.incarnation,
+            resources=spec.resources,
+            image=spec.image,
+            times={state: now},
+        )
+
+    def _insert(self, entry: Entry) -> None:
+        self._touch(entry)
+        self._replicas.setdefault(_replica(entry.spec), set()).add(entry.spec.identity.id)
+        self._book(entry, 1)
+
+    def _move(self, entry: Entry, state: SandboxState, now: datetime, message: str) -> None:
+        status = entry.status
+        if state not in _NEXT[status.state]:
+            raise IllegalTransitionError(f"{status.identity.id}: {status.state} to {state}")
+        status.state = state
+        status.times.setdefault(state, now)
+        status.message = message
+        self._touch(entry)
+
+    def _touch(self, entry: Entry) -> None:
+        self.seq += 1
+        entry.status.seq = self.seq
+        self._entries.pop(entry.spec.identity.id, None)
+        self._entries[entry.spec.identity.id] = entry
+
+    def _book(self, entry: Entry, sign: int) -> None:
+        asked, used = entry.spec.resources, self.used
+        used.cpu_milli += sign * asked.cpu_milli
+        used.memory_bytes += sign * asked.memory_bytes
+        used.disk_bytes += sign * asked.disk_bytes
+        used.pids += sign * asked.pids
+        used.gpu_count += sign * devices_asked(asked)
+        self.live += sign
+        if sign > 0:
+            self.gpus.take(entry.spec.identity.id, entry.spec.devices, asked)
+        else:
+            self.gpus.give_back(entry.spec.identity.id)
+
+    def _same_replica(self, spec: SandboxSpec) -> list[Entry]:
+        if not spec.identity.experiment_uid:
+            return []
+        copies = self._replicas.get(_replica(spec), set())
+        return [self._entries[copy] for copy in sorted(copies) if copy != spec.identity.id]
+
+    def _refusal(self, spec: SandboxSpec) -> str:
+        """Return why a create is refused, in words that start with a stable one; or nothing."""
+        if self.refusing:
+            return self.refusing
+        if spec.isolation not in self.inventory.isolation:
+            offered = ", ".join(self.inventory.isolation)
+            return f"capability: isolation {spec.isolation} asked, this node offers {offered}"
+        for other in self._same_replica(spec):
+            incarnation = other.spec.identity.incarnation
+            if incarnation > spec.identity.incarnation or (
+                other.live and incarnation == spec.identity.incarnation
+            ):
+                return (
+                    f"fenced: incarnation {spec.identity.incarnation} asked, "
+                    f"incarnation {incarnation} is known here as {other.spec.identity.id}"
+                )
+        return self._shortage(spec.resources)
+
+    def _shortage(self, asked: Resources) -> str:
+        have, used = self.inventory, self.used
+        for dimension, want, free in (
+            ("sandboxes", 1, have.max_sandboxes - self.live),
+            ("cpu", asked.cpu_milli, int(have.cpu_milli * self.overcommit) - used.cpu_milli),
+            ("memory", asked.memory_bytes, have.memory_bytes - used.memory_bytes),
+            ("disk", asked.disk_bytes, have.disk_bytes - used.disk_bytes),
+            ("pids", asked.pids, have.pids - used.pids),
+        ):
+            if want > free:
+                return f"capacity: {dimension}: asked {want}, free {max(free, 0)}"
+        return ""
+
+
+def _replica(spec: SandboxSpec) -> tuple[str, str, int]:
+    """Return what incarnations share; direct creates have no experiment and share nothing."""
+    identity = spec.identity
+    return identity.experiment_uid or identity.id, identity.role, identity.index

@@ -1,0 +1,116 @@
+"""Shapes of what the agent stores and ships: spool entries, journal rows, state answers."""
+
+from datetime import datetime
+from typing import Any
+
+from dsec.agent.core import Core, Entry, Stop
+from dsec.api.reasons import EndReason
+from dsec.api.sandbox import End, SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.wire import JournalRow
+
+
+def dump_entry(entry: Entry, *, with_spec: bool = False) -> dict[str, Any]:
+    """Return an entry for the spool; the spec is stored with the first record only."""
+    data: dict[str, Any] = {
+        "id": entry.spec.identity.id,
+        "status": entry.status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "stop": None,
+        "end": None,
+        "acknowledged": entry.acknowledged,
+    }
+    if entry.stop is not None:
+        stop = entry.stop
+        data["stop"] = {"reason": stop.reason, "message": stop.message, "grace": stop.grace}
+    if entry.end is not None and entry.live:
+        # of an ended one the status has it
+        data["end"] = entry.end.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if with_spec:
+        data["spec"] = entry.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return data
+
+
+def load_entry(data: dict[str, Any]) -> Entry:
+    """Return an entry as `dump_entry` stored it. Raises ValueError for anything else."""
+    stop = data.get("stop")
+    end = data.get("end")
+    return Entry(
+        spec=SandboxSpec.model_validate(data["spec"]),
+        status=SandboxStatus.model_validate(data["status"]),
+        stop=Stop(EndReason(stop["reason"]), stop["message"], stop["grace"]) if stop else None,
+        end=End.model_validate(end) if end else None,
+        acknowledged=data["acknowledged"],
+    )
+
+
+def row_of(entry: Entry, boot_id: str, seq: int, now: datetime) -> dict[str, Any]:
+    """Return the journal row about the state that an entry has just entered.
+
+    Kind is `sandbox-<state>`. The body of `sandbox-bound` has what metering needs, that of
+    `sandbox-ended` the end without its output, which is in the archive.
+    """
+    status, identity = entry.status, entry.spec.identity
+    body: dict[str, object] = {
+        "state": status.state.value,
+        "role": identity.role,
+        "index": identity.index,
+        "incarnation": identity.incarnation,
+        "correlationId": identity.correlation_id,
+    }
+    if status.message:
+        body["message"] = status.message
+    if status.state is SandboxState.BOUND:
+        body["image"] = status.image
+        body["project"] = identity.project
+        body["experimentUid"] = identity.experiment_uid
+        body["resources"] = status.resources.wire()
+        body["devices"] = entry.spec.devices
+    if status.state is SandboxState.RUNNING:
+        body["registered"] = status.registered
+    if entry.stop is not None:
+        body["stopReason"] = entry.stop.reason.value
+    if status.end is not None:
+        body["end"] = status.end.model_copy(update={"stdout": "", "stderr": ""}).wire()
+        body["times"] = {name: time.isoformat() for name, time in status.times.items()}
+    row = JournalRow(
+        node=status.node,
+        boot_id=boot_id,
+        seq=seq,
+        utc=now,
+        tenant=identity.tenant,
+        experiment=identity.experiment,
+        sandbox=identity.id,
+        kind=f"sandbox-{status.state}",
+        body=body,
+    )
+    return row.wire()
+
+
+def node_row(
+    core: Core, *, kind: str, body: dict[str, object], boot_id: str, seq: int, now: datetime
+) -> dict[str, Any]:
+    """Return a journal row about the node itself."""
+    body = {"incarnation": core.incarnation, "live": core.live, **body}
+    return JournalRow(
+        node=core.node, boot_id=boot_id, seq=seq, utc=now, kind=kind, body=body
+    ).wire()
+
+
+def fit(entries: list[Entry], seq: int, limit: int) -> tuple[list[SandboxStatus], int]:
+    """Return statuses for one answer and the change number it reaches, within a size.
+
+    Size is counted in output characters. An end that does not fit is shown as still being
+    archived, and the number stays below it: the next question brings it. The first end always
+    fits, so a reader makes progress.
+    """
+    statuses: list[SandboxStatus] = []
+    room, reached = limit, seq
+    for entry in entries:
+        status, end = entry.status, entry.status.end
+        size = len(end.stdout) + len(end.stderr) if end is not None else 0
+        if size and size > room and room < limit:
+            reached = min(reached, status.seq - 1)
+            status = status.model_copy(update={"state": SandboxState.ARCHIVING, "end": None})
+        else:
+            room -= size
+        statuses.append(status)
+    return statuses, reached

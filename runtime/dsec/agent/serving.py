@@ -1,0 +1,129 @@
+"""One process's agents on the network: TLS identity, registration and the shared listener."""
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+
+from dsec.agent.agent import Agent, run_agent
+from dsec.agent.app import Node, make_app
+from dsec.agent.config import AgentConfig, split_address
+from dsec.agent.register import Registrar
+from dsec.agent.tls import CertificateStore
+from dsec.api.wire import NodeAdmission
+from dsec.world.clock import Clock, Randomness
+from dsec.world.http import NetworkTls
+from dsec.world.serve import Listener
+from dsec.world.substrate import Substrate
+
+
+def endpoint_of(base: str, node: str) -> str:
+    """Return the URL of a node's API below a server's address."""
+    root = base if base.startswith(("http://", "https://")) else f"https://{base}"
+    return f"{root.rstrip('/')}/n/{node}"
+
+
+@dataclass(slots=True)
+class _Member:
+    agent: Agent
+    registrar: Registrar
+    certificates: CertificateStore
+    registration: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class Host:
+    """A listener and the agents behind it. Serving starts with the first certificate.
+
+    All nodes share the first one's server certificate: it names the address, and the path names
+    the node. Each has a client certificate of its own.
+    """
+
+    listen: str
+    advertise: str
+    clock: Clock
+    randomness: Randomness
+    nodes: dict[str, Node] = field(default_factory=dict)
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _listener: Listener | None = None
+    _tls: ssl.SSLContext | None = None
+    _tls_from: str = ""
+
+    @property
+    def base(self) -> str:
+        """Return the address that gateways are told, once bound."""
+        return self.advertise or (self._listener.address if self._listener else "")
+
+    def bind(self) -> None:
+        """Take the port. Raises OSError."""
+        host, port = split_address(self.listen)
+        self._listener = Listener(host, port)
+
+    async def add(self, config: AgentConfig, substrate: Substrate, *, boot_id: str = "") -> Agent:
+        """Start an agent and keep it registered.
+
+        Raises SpoolError, StateError, SubstrateError, OSError.
+        """
+        if self._listener is None:
+            self.bind()
+        name = config.node_name
+        hosts = sorted({_host_of(self.base), split_address(self.listen)[0]} - {"0.0.0.0", "::"})  # noqa: S104 - no name to certify
+        store = CertificateStore(config.state_dir / "tls", name, hosts)
+        context = store.client(config.ca)
+        agent = await run_agent(
+            config, substrate, NetworkTls(context), self.clock, self.randomness, boot_id=boot_id
+        )
+        node = self.nodes[name] = Node(agent=agent)
+
+        def admitted(admission: NodeAdmission) -> None:
+            node.capability_key_pem = admission.capability_public_key_pem or node.capability_key_pem
+
+        def renewed() -> None:
+            store.load_into(context)
+            if self._tls is not None and self._tls_from == name:
+                store.load_into(self._tls)
+
+        registrar = Registrar(
+            agent,
+            endpoint_of(self.base, name),
+            self.randomness,
+            certificates=store,
+            token_file=config.token_file,
+            on_admission=admitted,
+            on_certificate=renewed,
+        )
+        task = asyncio.create_task(registrar.keep())
+        self._members[name] = _Member(agent, registrar, store, task)
+        return agent
+
+    async def serve(self) -> None:
+        """Wait for a first certificate (also one from an earlier run), then answer calls."""
+        while self._tls is None:
+            for name, member in self._members.items():
+                if member.certificates.valid(self.clock.now()):
+                    self._tls, self._tls_from = member.certificates.server(), name
+                    break
+            else:
+                await self.clock.sleep(0.05)
+        if self._listener is not None:
+            await self._listener.start(make_app(self.nodes), self._tls)
+
+    async def remove(self, name: str) -> None:
+        """Stop one agent; its sandboxes go on. Idempotent."""
+        member = self._members.pop(name, None)
+        self.nodes.pop(name, None)
+        if member is not None:
+            member.registration.cancel()
+            await asyncio.gather(member.registration, return_exceptions=True)
+            await member.agent.close()
+
+    async def close(self) -> None:
+        """Stop everything; sandboxes go on. Idempotent."""
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        await asyncio.gather(*(self.remove(name) for name in list(self._members)))
+
+
+def _host_of(base: str) -> str:
+    rest = base.split("://", 1)[-1].split("/", 1)[0]
+    return rest.rpartition(":")[0].strip("[]") if ":" in rest else rest

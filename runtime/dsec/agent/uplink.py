@@ -1,0 +1,185 @@
+"""The agent's calls to the gateway: registration, journal rows and artifacts.
+
+The gateway may be away at any time. `AwayError` always means "try again later"; nothing here gives
+up by itself, because a sandbox never needs the control plane to go on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+from urllib.parse import quote
+
+import httpx2
+import structlog
+
+from dsec.agent.spool import Spool
+from dsec.api.sandbox import Identity
+from dsec.api.wire import JournalPush, JournalRow, NodeAdmission, NodeRegistration
+from dsec.world.clock import Clock, Randomness
+from dsec.world.network import Network
+
+FIRST_DELAY, LAST_DELAY = 0.2, 30.0
+"""Seconds before the second try, and at most between two: a new gateway is found within these."""
+BATCH_ROWS = 500
+"""Rows in one push: a few hundred kilobytes."""
+ARTIFACT_SECONDS = 120.0
+"""Limit for the gateway to store one file."""
+DIRECT = "-"
+"""Stands for the experiment of a sandbox that was created directly, in paths."""
+
+_log = structlog.get_logger(__name__)
+_UNAVAILABLE = frozenset({408, 425, 429})
+_SERVER_ERROR, _CONFLICT, _TOO_LARGE = 500, 409, 413
+
+
+class AwayError(Exception):
+    """No usable answer: the outcome is unknown, and the call is safe to repeat."""
+
+
+class RefusedError(Exception):
+    """The gateway refuses for good; `code` is the stable word of its answer."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """Keep status and code for callers that decide on them."""
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.code = code
+
+
+class FencedError(RefusedError):
+    """A newer incarnation of this sandbox's replica exists: nothing of it is taken any more."""
+
+
+def backoff(attempt: int, randomness: Randomness) -> float:
+    """Return the seconds to wait after a number of failures: doubling, half of it random."""
+    ceiling = min(LAST_DELAY, FIRST_DELAY * 2.0 ** min(attempt, 16))
+    return ceiling * (0.5 + randomness.random() / 2)
+
+
+def archive_prefix(identity: Identity) -> str:
+    """Return the object prefix of a sandbox's scene: artifacts/<project>/<experiment>/<id>/."""
+    return f"artifacts/{identity.project}/{identity.experiment or DIRECT}/{identity.id}/"
+
+
+class Uplink:
+    """One gateway address. `renew` makes new connections, with a new certificate where one is."""
+
+    def __init__(
+        self, gateway: str, network: Network, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._gateway = gateway
+        self._network = network
+        self._clock = clock
+        self._randomness = randomness
+        self._client = network.client(gateway, timeout=ARTIFACT_SECONDS)
+
+    async def renew(self) -> None:
+        """Replace the pooled connections: those open now were made with the old identity."""
+        old, self._client = (
+            self._client,
+            self._network.client(self._gateway, timeout=ARTIFACT_SECONDS),
+        )
+        await old.aclose()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def register(self, registration: NodeRegistration, token: str = "") -> NodeAdmission:
+        """Introduce the node. Raises AwayError, RefusedError (for example a used token)."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = await self._call(
+            "POST", "/agent/v1/register", registration.model_dump_json(by_alias=True), headers
+        )
+        try:
+            return NodeAdmission.model_validate_json(answer.content)
+        except ValueError as error:
+            raise AwayError(f"the gateway's admission cannot be read: {error}") from error
+
+    async def push(self, node: str, rows: list[JournalRow]) -> None:
+        """Ship journal rows, one call per boot id, in order. Raises AwayError, RefusedError."""
+        for boot_id, group in groupby(rows, key=lambda row: row.boot_id):
+            body = JournalPush(node=node, boot_id=boot_id, rows=list(group))
+            await self._call("POST", "/agent/v1/journal", body.model_dump_json(by_alias=True))
+
+    async def put_artifact(self, identity: Identity, name: str, content: bytes) -> None:
+        """Store one file of a scene. Idempotent. Raises FencedError, AwayError, RefusedError."""
+        path = "/agent/v1/" + archive_prefix(identity) + name.lstrip("/")
+        await self._call(
+            "PUT", quote(path), content, {"X-Dsec-Incarnation": str(identity.incarnation)}
+        )
+
+    async def retry(
+        self, what: str, call: Callable[[], Awaitable[None]], *, patience: Callable[[], float]
+    ) -> bool:
+        """Call until it is answered; False when `patience()` (seconds left) has run out."""
+        attempt = 0
+        while True:
+            try:
+                await call()
+            except AwayError as error:
+                left = patience()
+                if left <= 0:
+                    return False
+                if attempt == 0:
+                    _log.info("gateway away, will repeat", what=what, error=str(error))
+                await self._clock.sleep(min(left, backoff(attempt, self._randomness)))
+                attempt += 1
+            else:
+                return True
+
+    async def ship(self, node: str, spool: Spool, wake: asyncio.Event) -> None:
+        """Ship the spool's rows in order, for ever; `wake` says that there may be new ones."""
+        attempt, batch = 0, BATCH_ROWS
+        while True:
+            wake.clear()
+            await spool.commit()
+            rows = spool.unshipped(batch)
+            if not rows:
+                await wake.wait()
+                continue
+            try:
+                await self.push(node, [JournalRow.model_validate(row) for row in rows])
+            except (AwayError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.status == _TOO_LARGE:
+                    batch = max(1, batch // 2)
+                if attempt == 0:
+                    _log.warning("journal rows not taken, will repeat", error=str(error))
+                await self._clock.sleep(backoff(attempt, self._randomness))
+                attempt += 1
+                continue
+            attempt = 0
+            spool.shipped(int(rows[-1]["seq"]))
+
+    async def _call(
+        self, method: str, path: str, body: str | bytes, headers: dict[str, str] | None = None
+    ) -> httpx2.Response:
+        content = body.encode() if isinstance(body, str) else body
+        kind = "application/json" if isinstance(body, str) else "application/octet-stream"
+        try:
+            answer = await self._client.request(
+                method, path, content=content, headers={"Content-Type": kind, **(headers or {})}
+            )
+        except (httpx2.TransportError, RuntimeError) as error:
+            # RuntimeError: the pool was renewed under this call
+            raise AwayError(f"{type(error).__name__}: {error}") from error
+        if answer.is_success:
+            return answer
+        if answer.status_code >= _SERVER_ERROR or answer.status_code in _UNAVAILABLE:
+            raise AwayError(f"{answer.status_code} from {path}")
+        code, message = _error_of(answer)
+        kind_of_refusal = (
+            FencedError if answer.status_code == _CONFLICT and code == "fenced" else RefusedError
+        )
+        raise kind_of_refusal(answer.status_code, code, message)
+
+
+def _error_of(answer: httpx2.Response) -> tuple[str, str]:
+    """Read code and message of an ErrorBody, or the plain text of anything else."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return "", answer.text[:500]
+    if not isinstance(body, dict):
+        return "", answer.text[:500]
+    return str(body.get("code", "")), str(body.get("message", ""))

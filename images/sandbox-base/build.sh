@@ -14,7 +14,7 @@ mmdebstrap --quiet --variant=extract \
     --include=python3,coreutils,dash,bash,procps,sed,grep,findutils,util-linux,libc-bin \
     --include=base-files,base-passwd,hostname,tar,gzip \
     --extract-hook='
-        cd "$1"
+        set -eu; cd "$1"
         cp usr/share/base-passwd/passwd.master etc/passwd
         cp usr/share/base-passwd/group.master etc/group
         mkdir -p workspace dataset output tmp usr/local/bin
@@ -22,7 +22,7 @@ mmdebstrap --quiet --variant=extract \
         cp "$README" workspace/README.md
         rm -rf usr/share/doc usr/share/man usr/share/info usr/share/locale usr/share/lintian \
             usr/lib/python3.11/pydoc_data usr/lib/python3.11/lib2to3 var/cache/* var/lib/apt/* \
-            var/lib/dpkg/info usr/lib/x86_64-linux-gnu/gconv usr/share/zoneinfo/right \
+            var/lib/dpkg/info usr/lib/*/gconv usr/share/perl usr/share/zoneinfo/right \
             usr/share/zoneinfo/posix
         chroot . python3 -m compileall -q -j 2 --invalidation-mode unchecked-hash \
             /usr/lib/python3.11 >/dev/null

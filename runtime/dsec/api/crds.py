@@ -80,10 +80,30 @@ _RULES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "!has(self.replicas) || !has(self.min) || self.replicas >= self.min",
             _BOUNDS_MESSAGE,
         ),
+    ),
+}
+
+# lists that are maps by a key of their items: Kubernetes refuses a repeated key
+_LIST_KEYS: Mapping[str, str] = {"roles": "name", "mounts": "name", "conditions": "type"}
+
+_BOUNDS_MESSAGE = "replicas must lie between min and max"
+# what no single field can say; (path of the object below the kind, CEL rule, message)
+_RULES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "Experiment": (
         (
             "spec.roles[]",
-            "!has(self.mounts) || self.mounts.all(m, self.mounts.exists_one(n, n.path == m.path))",
-            "two mounts must not have the same path",
+            "!has(self.min) || !has(self.max) || self.min <= self.max",
+            "min must not be above max",
+        ),
+        (
+            "spec.roles[]",
+            "!has(self.replicas) || !has(self.max) || self.replicas <= self.max",
+            _BOUNDS_MESSAGE,
+        ),
+        (
+            "spec.roles[]",
+            "!has(self.replicas) || !has(self.min) || self.replicas >= self.min",
+            _BOUNDS_MESSAGE,
         ),
     ),
 }
@@ -212,6 +232,8 @@ def _nullable(node: Schema, defs: Mapping[str, Schema]) -> Schema:
     own = {key: value for key, value in node.items() if key != "anyOf"}
     merged = _inline({**choices[0], **own}, defs)
     merged["nullable"] = True
+    if "enum" in merged:
+        merged["enum"] = [*merged["enum"], None]
     return merged
 
 

@@ -264,8 +264,8 @@ class Role(WireModel):
     node_labels: NewReplicas[Labels] = Field(
         default={}, description="Labels that a node must carry."
     )
-    items_ref: Replace[Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None] = Field(
-        default=None, description="SHA-256 of an uploaded JSONL; replica i gets line i."
+    items_ref: Replace[Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)] | None] = (
+        Field(default=None, description="SHA-256 of an uploaded JSONL; replica i gets line i.")
     )
     restart_policy: Live[RestartPolicy] = Field(
         default=RestartPolicy.ON_FAILURE, description="What happens to a replica that fails."

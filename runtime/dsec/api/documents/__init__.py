@@ -137,8 +137,9 @@ def _validated(
                 _add(context.mistakes, one)
             if any(one.path not in told for one in located):
                 return None
-            if not all([_take_out(wire, one["loc"]) for one in error.errors()]):
-                return None
+            for one in error.errors():
+                if not _take_out(wire, one["loc"]):
+                    return None
     return None
 
 
@@ -148,7 +149,10 @@ def _take_out(wire: dict[str, Any], location: tuple[int | str, ...]) -> bool:
     holder: Any = wire
     for step in outer:
         holder = holder[step]
-    return isinstance(key, str) and isinstance(holder, dict) and bool(holder.pop(key, None))
+    if not isinstance(key, str) or not isinstance(holder, dict):
+        return False
+    holder.pop(key, None)
+    return True
 
 
 def _located(mistake: Mistake, origin: dict[str, str], source: Source, dialect: Dialect) -> Mistake:

@@ -130,7 +130,7 @@ def test_fields_that_need_a_new_record_cannot_change(api: ApiServer) -> None:
 
 def test_null_is_as_good_as_absent(api: ApiServer) -> None:
     """Clients that write null for what they leave out are understood."""
-    record = experiment("nulls", isolationLevel=None, roles=[ROLE | {"min": None, "gpu": None}])
+    record = experiment("nulls", workspaceBytes=None, roles=[ROLE | {"min": None, "gpu": None}])
     done = api.kubectl("create", "-f", "-", stdin=json.dumps(record), check=False)
     assert done.returncode == 0, done.stderr
     stored = json.loads(api.kubectl("get", "dexp", "nulls", "-o", "json").stdout)

@@ -231,9 +231,9 @@ def _nullable(node: Schema, defs: Mapping[str, Schema]) -> Schema:
         raise TypeError(f"a field of two types has no structural schema: {json.dumps(node)}")
     own = {key: value for key, value in node.items() if key != "anyOf"}
     merged = _inline({**choices[0], **own}, defs)
-    merged["nullable"] = True
-    if "enum" in merged:
-        merged["enum"] = [*merged["enum"], None]
+    if "enum" not in merged:
+        # the server compares null with the words of an enum and refuses it, nullable or not
+        merged["nullable"] = True
     return merged
 
 

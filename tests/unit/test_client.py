@@ -86,6 +86,14 @@ async def test_submit_refuses_a_taken_name_and_apply_does_not(client: AsyncClien
     await client.apply(DOCUMENT)
 
 
+async def test_names_as_given_find_their_record(client: AsyncClient) -> None:
+    """`ppo_walk` cannot be a record's name; the one that it became is found by it."""
+    record = "ppo-walk-c4e0221d"
+    await client.submit({**DOCUMENT, "metadata": {"name": record}})
+    assert (await client.get("ppo_walk"))["metadata"]["name"] == record
+    assert (await client.get(record))["metadata"]["name"] == record
+
+
 async def test_submit_is_not_repeated_when_its_outcome_is_unknown(
     client: AsyncClient, gateway: FakeGateway
 ) -> None:
@@ -160,9 +168,11 @@ async def test_run_returns_results_in_order(client: AsyncClient, gateway: FakeGa
     gateway.ends[1] = End(reason="oom-killed", signal=9)
     results = await client.run(image="base", command=["true"], items=[{"n": 1}, "[2]", b"3"])
     assert [one.identity.index for one in results] == [0, 1, 2]
-    assert [
-        one.end.reason for one in results if one.end
-    ] == ["completed", "oom-killed", "completed"]
+    assert [one.end.reason for one in results if one.end] == [
+        "completed",
+        "oom-killed",
+        "completed",
+    ]
     assert b'{"n": 1}\n[2]\n3\n' in gateway.inputs.values()
     assert gateway.experiments == {}
 

@@ -30,6 +30,7 @@ from dsec.api.frames import (
     encode_all,
     encode_request,
 )
+from dsec.api.names import dns_name
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.wire import CreateBatch, KeyedAnswer, KeyedAnswers, KeyedCreate
 from dsec.client._transport import CALL_TIMEOUT, PATIENCE, Transport, new_id
@@ -137,7 +138,7 @@ class AsyncClient:
 
     async def get(self, name: str) -> Record:
         """Return one experiment."""
-        return _object(await self._transport.call("GET", self._at("experiments", name)))
+        return _object(await self._transport.call("GET", self._experiment(name)))
 
     async def list(self) -> Records:
         """Return the experiments of the project."""
@@ -145,13 +146,13 @@ class AsyncClient:
 
     async def describe(self, name: str) -> Record:
         """Return what an experiment is and why it is where it is, in words."""
-        return _object(await self._transport.call("GET", self._at("experiments", name, "describe")))
+        return _object(await self._transport.call("GET", self._experiment(name, "describe")))
 
     async def scale(self, name: str, role: str, replicas: int) -> Record:
         """Set the live replica count of a role, until its declared count changes."""
         response = await self._transport.call(
             "POST",
-            self._at("experiments", name, "scale"),
+            self._experiment(name, "scale"),
             json={"role": role, "replicas": replicas},
             repeatable=True,  # it sets a value
         )
@@ -160,13 +161,13 @@ class AsyncClient:
     async def freeze(self, name: str) -> Record:
         """Stop an experiment and keep its scene. Repeating it changes nothing."""
         response = await self._transport.call(
-            "POST", self._at("experiments", name, "freeze"), repeatable=True
+            "POST", self._experiment(name, "freeze"), repeatable=True
         )
         return _object(response)
 
     async def delete(self, name: str) -> None:
         """Ask for the end of an experiment: collect, archive, destroy, in that order."""
-        await self._transport.call("DELETE", self._at("experiments", name))
+        await self._transport.call("DELETE", self._experiment(name))
 
     async def wait(
         self,
@@ -198,7 +199,7 @@ class AsyncClient:
 
     async def results(self, name: str) -> AsyncIterator[SandboxStatus]:
         """Yield how each sandbox of an experiment ended, in order of role and index."""
-        async with self._transport.stream("GET", self._at("experiments", name, "results")) as parts:
+        async with self._transport.stream("GET", self._experiment(name, "results")) as parts:
             rest = b""
             async for part in parts:
                 *lines, rest = (rest + part).split(b"\n")
@@ -482,6 +483,10 @@ class AsyncClient:
         except DsecError:
             return False
         return True
+
+    def _experiment(self, name: str, *parts: str) -> str:
+        """Return the path of an experiment, by its record's name or by the name as given."""
+        return self._at("experiments", dns_name(name), *parts)
 
     def _at(self, *parts: str) -> str:
         return "/".join(

@@ -83,31 +83,6 @@ _RULES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     ),
 }
 
-# lists that are maps by a key of their items: Kubernetes refuses a repeated key
-_LIST_KEYS: Mapping[str, str] = {"roles": "name", "mounts": "name", "conditions": "type"}
-
-_BOUNDS_MESSAGE = "replicas must lie between min and max"
-# what no single field can say; (path of the object below the kind, CEL rule, message)
-_RULES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
-    "Experiment": (
-        (
-            "spec.roles[]",
-            "!has(self.min) || !has(self.max) || self.min <= self.max",
-            "min must not be above max",
-        ),
-        (
-            "spec.roles[]",
-            "!has(self.replicas) || !has(self.max) || self.replicas <= self.max",
-            _BOUNDS_MESSAGE,
-        ),
-        (
-            "spec.roles[]",
-            "!has(self.replicas) || !has(self.min) || self.replicas >= self.min",
-            _BOUNDS_MESSAGE,
-        ),
-    ),
-}
-
 
 def definitions() -> list[Schema]:
     """Return one CustomResourceDefinition per record kind, in a stable order."""

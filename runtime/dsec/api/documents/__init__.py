@@ -137,8 +137,8 @@ def _validated(
                 _add(context.mistakes, one)
             if any(one.path not in told for one in located):
                 return None
-            for one in error.errors():
-                if not _take_out(wire, one["loc"]):
+            for place in (one["loc"] for one in error.errors()):
+                if not _take_out(wire, place):
                     return None
     return None
 

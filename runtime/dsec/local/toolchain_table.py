@@ -110,7 +110,7 @@ TOOLS: tuple[Tool, ...] = (
     _kubernetes("kubelet", 2, 80),
     _kubernetes("kube-scheduler", 1, 70),
     _kubernetes("kubectl", 1, 59),
-    _kubernetes("kube-proxy", 0.5, 40),
+    _kubernetes("kube-proxy", 0.5, 69),
     Tool(
         name="pulumi",
         version=PULUMI_VERSION,
@@ -140,7 +140,7 @@ TOOLS: tuple[Tool, ...] = (
             f"{_PROVIDER_RELEASE}/pulumi-kubernetes_{PULUMI_KUBERNETES_VERSION}_checksums.txt",
         ),
         core_minutes=26,
-        megabytes=120,
+        megabytes=162,
         beside=(
             (_PROVIDER_MODULE, "cmd/pulumi-resource-kubernetes/schema.json"),
             (_PROVIDER_MODULE, "cmd/pulumi-resource-kubernetes/terraform-mapping.json"),

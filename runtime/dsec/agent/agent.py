@@ -66,7 +66,7 @@ class Agent:
         self.substrate = outside.substrate
         self.boot_id = boot_id
         self.files = NodeFiles(config.state_dir, durable=config.durable)
-        self.uid = self.files.uid(outside.randomness)
+        self.uid = config.uid or self.files.uid(outside.randomness)
         self.core = Core(
             config.node_name,
             self.files.next_incarnation(outside.clock.now()),

@@ -35,6 +35,8 @@ class AgentConfig(Model):
     advertise: str = Field(
         default="", description="IP:PORT or https URL that gateways reach; default: listen."
     )
+    uid: str = Field(default="", description="Lasting identifier; default: the machine's.")
+    cgroup: str = Field(default="/dsec", description="Parent of all sandboxes' cgroups.")
     pool: str = ""
     labels: dict[str, str] = {}
     cpu_overcommit: float = Field(default=1.0, ge=1.0, le=16.0)

@@ -79,12 +79,13 @@ class Host:
 
         def renewed() -> None:
             store.load_into(context)
-            if self._tls is not None and self._tls_from == name:
+            if self._tls is not None and self._tls_from in {name, *self._orphaned()}:
+                self._tls_from = name
                 store.load_into(self._tls)
 
         registrar = Registrar(
             agent,
-            endpoint_of(self.base, name),
+            self.endpoint(name),
             self.randomness,
             certificates=store,
             token_file=config.token_file,
@@ -94,6 +95,18 @@ class Host:
         task = asyncio.create_task(registrar.keep())
         self._members[name] = _Member(agent, registrar, store, task)
         return agent
+
+    def endpoint(self, name: str) -> str:
+        """Return the URL that a node registers."""
+        return endpoint_of(self.base, name)
+
+    def registered(self, name: str) -> bool:
+        """Say whether a node has been admitted since it was added."""
+        return name in self._members and self._members[name].registrar.admission is not None
+
+    def _orphaned(self) -> set[str]:
+        """Return the node whose certificate is served though it has gone, if that is so."""
+        return set() if self._tls_from in self._members else {self._tls_from}
 
     async def serve(self) -> None:
         """Wait for a first certificate (also one from an earlier run), then answer calls."""

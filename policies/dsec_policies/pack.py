@@ -1,0 +1,115 @@
+"""The policies: each runs one rule of dsec.rules over what Pulumi is about to create.
+
+A value that is not known at preview defers the rule to the update, and says so; at the update it
+is known and the rule blocks. A rule that fails itself names policy and resource and blocks too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dsec.api.meta import API_VERSION
+from dsec.rules import (
+    EXPERIMENT_RULES,
+    HOST,
+    WORKLOAD_KINDS,
+    Facts,
+    Finding,
+    Rule,
+    Subject,
+)
+from pulumi_policy import (
+    EnforcementLevel,
+    ReportViolation,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
+    Severity,
+)
+from pulumi_policy.proxy import UnknownValueError
+
+from dsec_policies.settings import schema_of, settings_of
+
+EXPERIMENT_TYPE = f"kubernetes:{API_VERSION}:Experiment"
+"""The type of an Experiment record in a Pulumi program."""
+
+_SEVERITY: Mapping[str, Severity] = {
+    "privileged": Severity.CRITICAL,
+    "secrets": Severity.CRITICAL,
+    "limits": Severity.HIGH,
+    "egress": Severity.HIGH,
+    "tenant": Severity.HIGH,
+    "residency": Severity.HIGH,
+    "budget": Severity.MEDIUM,
+    "digests": Severity.MEDIUM,
+    "replicas": Severity.MEDIUM,
+    "labels": Severity.LOW,
+}
+
+_ADVISORY = frozenset({"digests"})
+"""Accepted and said: the control plane pins a tag to its digest at submission."""
+
+
+def policies() -> list[ResourceValidationPolicy]:
+    """Return one policy per rule, in the order of the rules."""
+    return [_policy(rule) for rule in EXPERIMENT_RULES]
+
+
+def _policy(rule: Rule) -> ResourceValidationPolicy:
+    name = f"dsec-{rule.name}"
+    level = EnforcementLevel.ADVISORY if rule.name in _ADVISORY else EnforcementLevel.MANDATORY
+    return ResourceValidationPolicy(
+        name=name,
+        display_name=f"Experiments: {rule.name}",
+        description=f"Experiments must {rule.must}. {rule.why}",
+        enforcement_level=level,
+        severity=_SEVERITY[rule.name],
+        config_schema=schema_of(rule.name),
+        remediation_steps=rule.remedy,
+        tags=["dsec"],
+        validate=_validation(name, rule),
+    )
+
+
+def _validation(
+    policy: str, rule: Rule
+) -> Callable[[ResourceValidationArgs, ReportViolation], None]:
+    def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
+        try:
+            for finding in _findings(rule, args):
+                report(f"{finding.message} {finding.remedy} ({finding.path})", None)
+        except UnknownValueError as unknown:
+            # the engine shows this as an advisory at preview; at the update the value is there
+            unknown.message = f"{policy} on {args.name} is deferred to update: {unknown.message}"
+            raise
+        except Exception as error:  # noqa: BLE001 - a mute failure of a pack hangs the engine
+            report(
+                f"The policy {policy} could not judge {args.urn or args.name}: {error!r}. "
+                "This is a fault of the policy; the resource is not accepted unchecked.",
+                None,
+            )
+
+    return validate
+
+
+def _findings(rule: Rule, args: ResourceValidationArgs) -> Iterator[Finding]:
+    """Run a rule where it applies. Red lines about privilege hold for ordinary workloads too."""
+    kind = args.resource_type.rpartition(":")[2]
+    if args.resource_type == EXPERIMENT_TYPE:
+        spec = _value(args.props, "spec")
+        name = _value(spec, "name") or _value(_value(args.props, "metadata"), "name") or args.name
+        yield from rule.check(
+            Subject(kind, str(name), spec, settings=settings_of(args.get_config()))
+        )
+    elif (
+        rule.name == "privileged"
+        and args.resource_type.startswith("kubernetes:")
+        and kind in WORKLOAD_KINDS
+    ):
+        namespace = _value(_value(args.props, "metadata"), "namespace")
+        facts = Facts(namespace=namespace or "default")
+        spec = _value(args.props, "spec")
+        settings = settings_of(args.get_config())
+        yield from HOST.check(Subject(kind, args.name, spec, facts, settings))
+
+
+def _value(data: Any, key: str) -> Any:
+    return data[key] if isinstance(data, Mapping) and key in data else None

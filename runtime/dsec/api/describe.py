@@ -124,7 +124,7 @@ def _asked(record: Experiment) -> Iterable[Line]:
 
 
 def _wants(role: Role) -> str:
-    parts = [f"{role.replicas} × "]
+    parts = [f"{role.replicas} x "]
     if role.resources.cpu_milli:
         parts.append(f"{cpu_text(role.resources.cpu_milli)} CPU, ")
     if role.resources.memory_bytes:
@@ -166,12 +166,9 @@ def _waits(record: Experiment) -> Iterable[Line]:
 
 def _placed(record: Experiment, sandboxes: Sequence[SandboxStatus]) -> Iterable[Line]:
     own = sorted(
-        (
-            (one.node, one.identity.role)
-            for one in sandboxes
-            if one.identity.experiment == record.metadata.name
-            and one.state is not SandboxState.ENDED
-        )
+        (one.node, one.identity.role)
+        for one in sandboxes
+        if one.identity.experiment == record.metadata.name and one.state is not SandboxState.ENDED
     )
     for node, group in groupby(own, key=lambda one: one[0]):
         by_role = {

@@ -1,0 +1,283 @@
+"""An agent among faults: kill and restart, lost messages, stale leaders, fenced copies."""
+
+import random
+from pathlib import Path
+
+import pytest
+from agent_world import World, eventually, sandbox_id, spec
+from dsec.agent.config import AgentConfig
+from dsec.agent.register import Registrar
+from dsec.agent.uplink import AwayError
+from dsec.world.inprocess import Call, Fault
+from test_agent_life import STOPPED, WHOLE
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """One node with its gateway; its spool is synced, as on a real node."""
+    return World(tmp_path, settings={"durable": True})
+
+
+async def test_sandboxes_outlive_the_agent(world: World) -> None:
+    """Kill -9 with running sandboxes: a new agent goes on; each transition is journalled once."""
+    agent = await world.start()
+    await world.create(*(spec(number, None) for number in range(5)), spec(9, 0.3))
+    await eventually(lambda: all(e.status.state == "running" for e in agent.core))
+    await world.kill(agent)
+    # one of them ends while nobody looks
+    await eventually(world.substrate._runs[sandbox_id(9)].ended.done)
+    again = await world.start()
+    assert again.core.incarnation > agent.core.incarnation
+    assert again.core.seq > agent.core.seq
+    assert again.core.live == 6
+    await eventually(lambda: world.gateway.history(sandbox_id(9)) == WHOLE)
+    assert world.gateway.history(sandbox_id(0)) == WHOLE[:5]
+    ids = [sandbox_id(number) for number in range(5)]
+    await world.post("stop", {"epoch": 1, "ids": ids})
+    await eventually(lambda: all(world.gateway.history(one) == STOPPED for one in ids))
+    assert again.core.live == 0
+    await again.close()
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+async def test_kill_at_any_moment_of_a_life(world: World, step: int) -> None:
+    """Killed again and again at another moment, a sandbox ends once with a whole history."""
+    agent = await world.start()
+    await world.create(spec(1, 0.15))
+    for _ in range(40):
+        await world.clock.sleep(0.009 * step)
+        if "sandbox-ended" in world.gateway.history(sandbox_id(1)):
+            break
+        await world.kill(agent)
+        agent = await world.start()
+    await eventually(lambda: "sandbox-ended" in world.gateway.history(sandbox_id(1)))
+    history = world.gateway.history(sandbox_id(1))
+    assert history == WHOLE, history
+    (status,) = (await world.state()).sandboxes
+    assert status.end is not None
+    assert status.end.reason == "completed"
+    await agent.close()
+
+
+async def test_a_restarted_machine_closes_what_it_lost(world: World) -> None:
+    """Sandboxes that are gone with the machine end as infrastructure: never the task's fault."""
+    agent = await world.start()
+    await world.create(spec(1, None))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    await world.kill(agent)
+    world.substrate._runs.clear()
+    again = await world.start()
+    await eventually(lambda: again.core.live == 0)
+    (status,) = (await world.state()).sandboxes
+    assert status.end is not None
+    assert status.end.reason == "infrastructure"
+    assert "lost" in status.end.message
+    await again.close()
+
+
+async def test_a_lost_state_directory_adopts_what_runs(world: World) -> None:
+    """Without its files the agent still takes over the sandboxes that the kernel has."""
+    agent = await world.start()
+    await world.create(spec(1, None))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    await world.kill(agent)
+    world.directory = world.directory / "new"
+    again = await world.start()
+    assert again.core.used.cpu_milli == 100
+    await world.post("stop", {"epoch": 1, "ids": [sandbox_id(1)]})
+    await eventually(lambda: again.core.live == 0)
+    await again.close()
+
+
+async def test_deadlines_survive_a_restart(world: World) -> None:
+    """The run time counts from the stored start, not from the restart."""
+    agent = await world.start()
+    await world.create(spec(1, 60, max_run_seconds=0.5))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    began = agent.core.get(sandbox_id(1)).status.times["running"]
+    await world.kill(agent)
+    again = await world.start()
+    await eventually(lambda: again.core.live == 0)
+    times = again.core.get(sandbox_id(1)).status.times
+    assert 0.5 <= (times["stopping"] - began).total_seconds() < 1.5
+    await again.close()
+
+
+async def test_stale_leaders_are_refused_for_ever(world: World) -> None:
+    """Once a higher epoch was seen, lower ones are refused, also by the next process."""
+    agent = await world.start()
+    assert (await world.post("epoch", {"epoch": 5})).json() == {"epoch": 5}
+    await agent.close()
+    agent = await world.start()
+    for path, body in {
+        "sandboxes": {"specs": [spec(1).wire()]},
+        "stop": {"ids": []},
+        "ack": {"ids": []},
+        "epoch": {},
+        f"sandboxes/{sandbox_id(1)}/pause": {},
+    }.items():
+        answer = await world.post(path, {"epoch": 4, **body})
+        assert (answer.status_code, answer.json()["code"]) == (409, "stale-epoch"), path
+    assert agent.core.live == 0
+    await world.create(spec(1), epoch=6)
+    assert agent.files.load_epoch() == 6
+    await agent.close()
+
+
+async def test_repeats_and_lost_replies_make_one_sandbox(world: World) -> None:
+    """With a third of all messages lost or doubled, each create runs once and is whole."""
+    agent = await world.start()
+    dice = random.Random(3)  # noqa: S311 - a seeded test
+
+    def fault(call: Call) -> Fault:
+        if call.method == "GET":
+            return Fault.NONE
+        kinds = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.REPEAT]
+        return dice.choice([*kinds, *[Fault.NONE] * 6])
+
+    world.fault = fault
+    wanted = [spec(number, 0.05) for number in range(20)]
+    body = {"epoch": 1, "specs": [one.wire() for one in wanted]}
+    for _ in range(20):
+        try:
+            answer = await world.post("sandboxes", body)
+            assert answer.status_code == 200
+            break
+        except Exception:  # noqa: BLE001, S112 - whatever was lost, it is asked again
+            continue
+    await eventually(lambda: agent.core.live == 0, 20)
+    await eventually(
+        lambda: all(world.gateway.history(one.identity.id) == WHOLE for one in wanted), 20
+    )
+    assert all(
+        f"research-a/exp/{one.identity.id}/result.json" in world.gateway.artifacts for one in wanted
+    )
+    await agent.close()
+
+
+async def test_the_gateway_fences_an_old_copy(world: World) -> None:
+    """409 at an artifact: the copy ends as fenced, and uploads nothing more."""
+    agent = await world.start()
+    world.gateway.fenced.add(sandbox_id(1))
+    await world.create(spec(1))
+    await eventually(lambda: "sandbox-ended" in world.gateway.history(sandbox_id(1)))
+    (status,) = (await world.state()).sandboxes
+    assert status.end is not None
+    assert (status.end.reason, status.end.archive, status.end.stdout) == ("fenced", None, "")
+    assert world.gateway.artifacts == {}
+    await agent.close()
+
+
+async def test_the_controller_fences_an_old_copy(world: World) -> None:
+    """Stop with reason fenced: nothing of it becomes visible, even when it had ended already."""
+    agent = await world.start()
+    await world.create(spec(1, None), spec(2, 0.0))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    world.gateway.artifacts.clear()
+    await world.post("stop", {"epoch": 1, "ids": [sandbox_id(1)], "reason": "fenced"})
+    await eventually(lambda: not agent.core.get(sandbox_id(1)).live)
+    assert agent.core.get(sandbox_id(1)).status.end.reason == "fenced"
+    assert not any(sandbox_id(1) in path for path in world.gateway.artifacts)
+
+    world.gateway.away = True
+    await world.create(spec(3, 0.0))
+    await eventually(lambda: agent.core.get(sandbox_id(3)).status.state == "archiving")
+    await world.post("stop", {"epoch": 1, "ids": [sandbox_id(3)], "reason": "fenced"})
+    world.gateway.away = False
+    await eventually(lambda: not agent.core.get(sandbox_id(3)).live)
+    assert agent.core.get(sandbox_id(3)).status.end.reason == "fenced"
+    assert not any(sandbox_id(3) in path for path in world.gateway.artifacts)
+    await agent.close()
+
+
+async def test_a_newer_incarnation_fences_the_older_on_the_node(world: World) -> None:
+    """Two copies of a replica on one node: the older ends as fenced by itself."""
+    agent = await world.start()
+    await world.create(spec(1, None, experiment_uid="u", index=0, incarnation=1))
+    await world.create(spec(2, None, experiment_uid="u", index=0, incarnation=2))
+    await eventually(lambda: not agent.core.get(sandbox_id(1)).live)
+    assert agent.core.get(sandbox_id(1)).status.end.reason == "fenced"
+    assert agent.core.get(sandbox_id(2)).live
+    await agent.close()
+
+
+async def test_registration_is_the_heartbeat(world: World) -> None:
+    """It repeats, carries what the node has, takes the epoch over, and survives an absence."""
+    agent = await world.start()
+    agent.config = agent.config.model_copy(update={"heartbeat_seconds": 0.05})
+    world.gateway.away = True
+    registrar = Registrar(agent, "https://10.0.0.1:7443/n/node-1", world.randomness)
+    with pytest.raises(AwayError):
+        await registrar.begin(0.2)
+    world.gateway.away = False
+    world.gateway.epoch = 9
+    task = await registrar.begin(5)
+    await eventually(lambda: len(world.gateway.registrations) >= 3)
+    assert agent.files.load_epoch() == 9
+    first = world.gateway.registrations[0]
+    assert (first.name, first.endpoint) == ("node-1", "https://10.0.0.1:7443/n/node-1")
+    assert first.inventory.cpu_milli == 8000
+    world.gateway.clock_offset = -3.0
+    await eventually(lambda: agent.core.refusing.startswith("clock: "))
+    (answer,) = await world.create(spec(1), epoch=9)
+    assert (answer["accepted"], answer["reason"][:6]) == (False, "clock:")
+    world.gateway.clock_offset = 0.1
+    await eventually(lambda: not agent.core.refusing)
+    task.cancel()
+    await agent.close()
+
+
+async def test_long_poll_returns_with_the_change(world: World) -> None:
+    """A poll at the newest number waits; a change ends the wait; time ends it too."""
+    agent = await world.start()
+    state = await world.state()
+    began = world.clock.monotonic()
+    assert (await world.state(state.seq, 0.2)).sandboxes == []
+    assert world.clock.monotonic() - began >= 0.2
+    await world.create(spec(1, None))
+    changed = await world.state(state.seq, 5)
+    assert not changed.full
+    assert [one.identity.id for one in changed.sandboxes] == [sandbox_id(1)]
+    other = await world.client.get("state", params={"since": state.seq, "boot": "other"})
+    assert other.json()["full"] is True
+    await agent.close()
+
+
+async def test_acknowledged_ends_are_not_told_again(world: World) -> None:
+    """After an ack a full answer leaves the end out; before it, also after a restart, not."""
+    agent = await world.start()
+    await world.create(spec(1))
+    await eventually(lambda: agent.core.live == 0)
+    await agent.close()
+    agent = await world.start()
+    assert len((await world.state()).sandboxes) == 1
+    await world.post("ack", {"epoch": 1, "ids": [sandbox_id(1)]})
+    assert (await world.state()).sandboxes == []
+    await agent.close()
+    agent = await world.start()
+    assert (await world.state()).sandboxes == []
+    (answer,) = await world.create(spec(1))
+    assert (answer["accepted"], answer["state"]) == (True, "ended")
+    await agent.close()
+
+
+async def test_bad_calls_are_refused_with_every_mistake(world: World) -> None:
+    """A malformed body, an unknown reason and an unknown node say what is wrong."""
+    agent = await world.start()
+    answer = await world.client.post("sandboxes", content=b'{"specs": [{}]}')
+    assert answer.status_code == 400
+    paths = {detail["path"] for detail in answer.json()["details"]}
+    assert {"epoch", "specs.0.identity", "specs.0.image"} <= paths
+    answer = await world.post("stop", {"epoch": 1, "ids": [], "reason": "boredom"})
+    assert (answer.status_code, answer.json()["details"][0]["value"]) == (400, "boredom")
+    answer = await world.client.get("state", params={"since": "soon"})
+    assert answer.status_code == 400
+    world.routes["http://agents/n/none"] = world.routes["http://agents/n/node-1"]
+    assert (await world.client.get("http://agents/n/none/v1/state")).status_code == 404
+    await agent.close()
+
+
+def test_settings_need_an_url(tmp_path: Path) -> None:
+    """A gateway is an URL."""
+    with pytest.raises(ValueError, match="URL is wanted"):
+        AgentConfig(state_dir=tmp_path, gateway="gw", node_name="n")

@@ -65,6 +65,7 @@ def up(
         wait_ready(state.run, ["registry"], READY_SECONDS, report)
         built = images.ensure_images(state.registry, image_names, report, base)
         write_atomically(state.directory / "images.json", json.dumps(built, indent=1))
+        write_atomically(state.directory / "stack.json", json.dumps(facts(state), indent=1))
         wait_ready(state.run, [part.name for part in parts], READY_SECONDS, report)
         report("bucket", "running")
         ensure_bucket(state)
@@ -139,6 +140,28 @@ def status(name: str, directory: Path) -> dict[str, Any]:
         "kubeconfig": str(state.kubeconfig),
         "images": read_json(state.directory / "images.json") or {},
         "parts": parts,
+    }
+
+
+def facts(state: ClusterState) -> dict[str, Any]:
+    """Return what the local stack must know of this cluster; `stack.json` holds it, with secrets.
+
+    `agent.stateDir` is the only directory whose mounts reach the node, and `agent.cgroup` the one
+    that `down` empties: an agent elsewhere would leave sandboxes behind.
+    """
+    return {
+        "kubeconfig": str(state.kubeconfig),
+        "node": {"name": state.node_name, "address": state.layout.node},
+        "registry": state.registry,
+        "images": read_json(state.directory / "images.json") or {},
+        "objectStore": {
+            "endpoint": state.s3_url,
+            "bucket": cluster_state.BUCKET,
+            "accessKey": state.s3_access_key,
+            "secretKey": state.s3_secret_key,
+        },
+        "agent": {"stateDir": str(state.agent_directory), "cgroup": state.sandbox_cgroup},
+        "networks": {"cluster": state.layout.cluster, "services": state.layout.services},
     }
 
 

@@ -22,6 +22,11 @@ from dsec.local.pki import (
 )
 
 CLUSTER_DOMAIN = "cluster.local"
+_RESOLVER = (
+    "# no name server: Services are found by address or host alias\noptions timeout:1 attempts:1\n"
+)
+"""A look-up fails at once then; the host's own name server cannot be reached from inside."""
+
 SERVICE_ACCOUNT_ISSUER = f"https://kubernetes.default.svc.{CLUSTER_DOMAIN}"
 
 
@@ -90,6 +95,7 @@ def render(state: ClusterState, keys: Keys, pause: str, cni_programs: str) -> di
         etc / "proxy.yaml": yaml.safe_dump(_proxy(state)),
         etc / "registry.yaml": yaml.safe_dump(_registry(state)),
         etc / "s3.json": json.dumps(_s3(state), indent=1),
+        etc / "resolv.conf": _RESOLVER,
         etc / "audit.yaml": yaml.safe_dump(_audit()),
         etc / "containerd.toml": _containerd(state, pause, cni_programs),
         etc / "cni" / "10-dsec.conflist": json.dumps(_cni(state), indent=1),
@@ -124,7 +130,7 @@ def _kubelet(state: ClusterState, keys: Keys) -> dict[str, object]:
         "tlsCertFile": str(server.cert),
         "tlsPrivateKeyFile": str(server.key),
         "clusterDomain": CLUSTER_DOMAIN,
-        "clusterDNS": [state.layout.dns],
+        "resolvConf": str(state.etc / "resolv.conf"),
         "containerRuntimeEndpoint": f"unix://{state.containerd_socket}",
         "podLogsDir": str(state.directory / "pod-logs"),
         "volumePluginDir": str(state.directory / "kubelet" / "volume-plugins"),

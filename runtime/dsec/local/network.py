@@ -83,11 +83,6 @@ class Layout:
         return self._at(0x8001)
 
     @property
-    def dns(self) -> str:
-        """The ClusterIP kept for a DNS service."""
-        return self._at(0x800A)
-
-    @property
     def host_end(self) -> str:
         """The host's address on the link."""
         return self._at(0xFF01)

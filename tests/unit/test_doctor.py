@@ -126,7 +126,7 @@ def test_without_apt_nothing_is_installed_for_you() -> None:
 
 
 def test_standalone_needs_one_runtime() -> None:
-    """crun or runc, either is enough."""
+    """One runtime is enough, crun or runc."""
     neither = dataclasses.replace(COMPLETE, packages={})
     assert plan(neither, Way.STANDALONE).missing == ("crun",)
     with_runc = dataclasses.replace(COMPLETE, packages={"runc": "1.1"})

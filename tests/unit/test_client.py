@@ -186,7 +186,6 @@ async def test_run_returns_results_in_order(client: AsyncClient, gateway: FakeGa
         ({"items": []}, "items"),
         ({"items": ["a\nb"]}, "items[0]"),
         ({"items": [{1, 2}]}, "items[0]"),
-        ({"count": 1, "image": ""}, "image"),
         ({"count": 1, "cpu": 0}, "cpu"),
         ({"count": 1, "memory": "much"}, "memory"),
         ({"count": 1, "disk": "1 Zi"}, "disk"),

@@ -12,14 +12,11 @@ from dsec.cli.ends import COLUMNS, by_reason
 from dsec.cli.output import Output, OutputOption, ProjectOption, dump, note, print_table, show_items
 from dsec.cli.session import client
 
-DEFAULT_IMAGE = "base"
-"""The sandbox base with Python that `dsec images build` makes."""
-
 
 def run(
     command: Annotated[list[str], typer.Argument(help="Command, after --.", show_default=False)],
     *,
-    image: Annotated[str, typer.Option("--image", help="Image of every sandbox.")] = DEFAULT_IMAGE,
+    image: Annotated[str, typer.Option("--image", help="Image; by default the tenant's.")] = "",
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="Sandboxes; with --map, its lines.")
     ] = None,

@@ -213,8 +213,8 @@ class AsyncClient:
     async def run(
         self,
         *,
-        image: str,
         command: Iterable[str],
+        image: str = "",
         count: int | None = None,
         items: Iterable[Any] | None = None,
         cpu: float | str = 1,
@@ -232,7 +232,8 @@ class AsyncClient:
 
         With `items`, sandbox i finds item i, as one line of JSON, in the file named by
         $DSEC_ITEM_FILE, and the count is that of the items. Each sandbox runs once; one that
-        fails is a result, not an error. The experiment is removed at the end unless `keep`.
+        fails is a result, not an error. Without an image, the tenant's default is used. The
+        experiment is removed at the end unless `keep`.
         """
         lines = None if items is None else item_lines(items)
         batch = Batch(

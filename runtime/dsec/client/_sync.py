@@ -143,8 +143,8 @@ class Client:
     def run(
         self,
         *,
-        image: str,
         command: Iterable[str],
+        image: str = "",
         count: int | None = None,
         items: Iterable[Any] | None = None,
         cpu: float | str = 1,

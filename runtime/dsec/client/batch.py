@@ -70,7 +70,6 @@ class Batch:
         """Return this batch, or raise InvalidError with every mistake."""
         wrong = [
             *self._wrong_count(),
-            *([] if self.image else [_mistake("image", "", "an image reference", "is missing")]),
             *_wrong_unit("cpu", self.cpu, milli_of),
             *_wrong_unit("memory", self.memory, bytes_of),
             *_wrong_unit("disk", self.disk, bytes_of),
@@ -145,7 +144,6 @@ def experiment_of(batch: Batch, items_ref: str | None) -> dict[str, Any]:
     role: dict[str, Any] = {
         "name": ROLE,
         "replicas": batch.size,
-        "image": batch.image,
         "command": batch.command,
         "resources": {
             "cpuMilli": milli_of(batch.cpu),
@@ -156,6 +154,8 @@ def experiment_of(batch: Batch, items_ref: str | None) -> dict[str, Any]:
         "completion": "run-to-end",
         "restartPolicy": "never",
     }
+    if batch.image:
+        role["image"] = batch.image
     if batch.env:
         role["env"] = batch.env
     if items_ref:

@@ -310,7 +310,18 @@ impl Init {
                 let grace = value["grace"].as_f64().unwrap_or(0.0).clamp(0.0, 86_400.0);
                 self.stop(Duration::from_secs_f64(grace));
             }
-            frames::ARM => self.armed = true,
+            frames::ARM => {
+                let seen = |at: usize| {
+                    let bytes = frame.payload.get(at..at + 8)?;
+                    bytes.try_into().ok().map(u64::from_be_bytes)
+                };
+                // news that came between the reader's look and its question are told at once
+                let current = (Some(self.rings[0].total()), Some(self.rings[1].total()));
+                self.armed = (seen(0), seen(8)) == current;
+                if !self.armed {
+                    self.link.send(frames::NOTE, MAIN, b"");
+                }
+            }
             other => eprintln!("dsec-init: unknown frame kind {other}"),
         }
     }

@@ -157,19 +157,18 @@ fn populate(upper: &str, spec: &Value) -> Outcome<()> {
 fn mount_root(spec: &Value) -> Outcome<()> {
     let at = text(&spec["disk"], "at")?;
     mount_disk(&spec["disk"])?;
-    let upper = format!("{at}/upper");
-    let work = format!("{at}/work");
-    for directory in [&upper, &work] {
-        fs::create_dir(directory).map_err(|e| format!("{directory}: {e}"))?;
+    for directory in ["upper", "work"] {
+        let path = format!("{at}/{directory}");
+        fs::create_dir(&path).map_err(|e| format!("{path}: {e}"))?;
     }
-    populate(&upper, spec)?;
-    // short relative names: the options of a mount must fit a page
-    let base = text(spec, "lowerBase")?;
-    std::env::set_current_dir(base).map_err(|e| format!("{base}: {e}"))?;
+    populate(&format!("{at}/upper"), spec)?;
+    // short relative names: the options of a mount must fit a page, and the guest can read them
+    let home = text(spec, "home")?;
+    std::env::set_current_dir(home).map_err(|e| format!("{home}: {e}"))?;
     let lower = paths(spec, "lower").join(":");
     let data = format!(
-        "lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off,index=off,xino=off,\
-         metacopy=off,volatile"
+        "lowerdir={lower},upperdir=disk/upper,workdir=disk/work,redirect_dir=off,index=off,\
+         xino=off,metacopy=off,volatile"
     );
     mount("overlay", text(spec, "rootfs")?, "overlay", libc::MS_NODEV, &data)?;
     std::env::set_current_dir("/").map_err(|e| format!("/: {e}"))

@@ -59,11 +59,16 @@ fn main() {
     let result = match mode.as_str() {
         "run" => run(),
         "launch" => launch::launch(&std::env::args().nth(2).unwrap_or_default()),
+        "bootstrap" => {
+            // the reference entry script, so that one file carries all that a node needs
+            print!("{}", include_str!("../bootstrap.sh"));
+            Ok(())
+        }
         "version" => {
             println!("dsec-init {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
-        _ => Err("usage: dsec-init run|launch SPEC|version".to_owned()),
+        _ => Err("usage: dsec-init run|launch SPEC|bootstrap|version".to_owned()),
     };
     if let Err(why) = result {
         eprintln!("dsec-init: {why}");

@@ -1,0 +1,96 @@
+"""The scene of a sandbox: logs, environment, collected directories, temporary files.
+
+Files are reached through directory descriptors, one name at a time and never through a link, so
+nothing that the guest prepares can lead out of its own file system.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+FILE_MOST = 64 << 20
+COLLECT_MOST = 512 << 20
+TEMP_MOST = 8 << 20
+_NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@dataclass(slots=True)
+class Scene:
+    """Walks one root. `skipped` says what was left out and why; `taken` what was read."""
+
+    root: int
+    taken: list[dict[str, object]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+    def collect(self, path: str, prefix: str, budget: int) -> Iterator[tuple[str, bytes]]:
+        """Yield (name, content) of the regular files below a directory, at most `budget` bytes."""
+        try:
+            fd = self._open_directory(path)
+        except OSError as error:
+            self._skip(path, error.strerror or str(error))
+            return
+        try:
+            yield from self._walk(fd, path, prefix, [budget])
+        finally:
+            os.close(fd)
+
+    def manifest(self) -> bytes:
+        """Return the list of what was read, with hashes, and of what was not."""
+        return json.dumps({"files": self.taken, "skipped": self.skipped}, indent=1).encode()
+
+    def _skip(self, path: str, why: str) -> None:
+        self.skipped.append({"path": path, "why": why})
+
+    def _open_directory(self, path: str) -> int:
+        fd = os.dup(self.root)
+        try:
+            for part in PurePosixPath(path).parts[1:]:
+                child = os.open(part, _NO_LINKS | os.O_DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = child
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _walk(
+        self, fd: int, path: str, prefix: str, left: list[int]
+    ) -> Iterator[tuple[str, bytes]]:
+        with os.scandir(fd) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            here, name = f"{path}/{entry.name}", f"{prefix}/{entry.name}"
+            try:
+                child = os.open(entry.name, _NO_LINKS, dir_fd=fd)
+            except OSError as error:
+                self._skip(here, "is a link" if entry.is_symlink() else str(error.strerror))
+                continue
+            try:
+                mode = os.fstat(child).st_mode
+                if stat.S_ISDIR(mode):
+                    yield from self._walk(child, here, name, left)
+                elif stat.S_ISREG(mode):
+                    content = self._read(child, here, left)
+                    if content is not None:
+                        yield name, content
+                else:
+                    self._skip(here, "is no regular file")
+            finally:
+                os.close(child)
+
+    def _read(self, fd: int, path: str, left: list[int]) -> bytes | None:
+        size = os.fstat(fd).st_size
+        if size > min(FILE_MOST, left[0]):
+            self._skip(path, f"{size} bytes are more than may be archived")
+            return None
+        content = b""
+        while len(content) < size and (piece := os.read(fd, size - len(content))):
+            content += piece
+        left[0] -= len(content)
+        digest = hashlib.sha256(content).hexdigest()
+        self.taken.append({"path": path, "bytes": len(content), "sha256": digest})
+        return content

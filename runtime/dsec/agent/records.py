@@ -1,0 +1,79 @@
+"""What a sandbox leaves on disk for the agent that comes after: written ahead of each step."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.api.sandbox import SandboxSpec
+
+SOCKET = "ctl"
+
+
+def start_time(pid: int) -> int | None:
+    """Return a process's start time in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The directory of one sandbox: specification, images, sockets, logs."""
+
+    home: Path
+
+    @property
+    def stdout(self) -> Path:
+        """The ring of standard output."""
+        return self.home / "stdout.ring"
+
+    @property
+    def stderr(self) -> Path:
+        """The ring of standard error."""
+        return self.home / "stderr.ring"
+
+    @property
+    def end_file(self) -> Path:
+        """How the main command ended, in init's words."""
+        return self.home / "end.json"
+
+    def put(self, name: str, value: object) -> None:
+        """Write a JSON file whole or not at all."""
+        draft = self.home / f".{name}.{os.getpid()}"
+        draft.write_text(json.dumps(value))
+        draft.replace(self.home / name)
+
+    def get(self, name: str) -> dict[str, object]:
+        """Read a JSON file; empty where it is missing or cut."""
+        try:
+            value = json.loads((self.home / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def spec(self) -> SandboxSpec | None:
+        """Return the specification; None where the create did not come that far."""
+        value = self.get("spec.json")
+        return SandboxSpec.model_validate(value) if value else None
+
+    def write_created(self, pid: int) -> None:
+        """Note the running init, so that a reused process id is never taken for it."""
+        started = start_time(pid)
+        self.put("created.json", {"pid": pid, "startTime": started, "boot": boot_id()})
+
+    def init_pid(self) -> int | None:
+        """Return the live init's process id; None when it is gone."""
+        value = self.get("created.json")
+        pid = value.get("pid")
+        if not isinstance(pid, int) or value.get("boot") != boot_id():
+            return None
+        return pid if start_time(pid) == value.get("startTime") else None

@@ -268,7 +268,7 @@ def test_interrupt_ends_the_build(setup: Setup, tmp_path: Path) -> None:
 
     def interrupt(event: toolchain_get.Event) -> None:
         if event.phase == "building" and (tmp_path / "pid").exists():
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         toolchain.ensure(None, interrupt, places=places, tools=(TOOL,))

@@ -29,7 +29,7 @@ from dsec.local.toolchain import ensure as ensure_tools
 READY_SECONDS = 180.0
 """How long `up` waits for all parts; on an idle machine they take a tenth of it."""
 
-_STOP_ORDER = ("kube-proxy", "kubelet")
+_STOP_FIRST = ("kube-proxy", "kubelet")
 _CNI_PLACES = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 
 Report = Callable[[str, str], None]
@@ -65,7 +65,6 @@ def up(
         wait_ready(state.run, ["registry"], READY_SECONDS, report)
         built = images.ensure_images(state.registry, image_names, report, base)
         write_atomically(state.directory / "images.json", json.dumps(built, indent=1))
-        write_atomically(state.directory / "stack.json", json.dumps(facts(state), indent=1))
         wait_ready(state.run, [part.name for part in parts], READY_SECONDS, report)
         report("bucket", "running")
         ensure_bucket(state)
@@ -91,16 +90,16 @@ def down(name: str, directory: Path, report: Report, *, purge: bool = False) -> 
         supervisor = supervisor_identity(state.run)
         if supervisor is not None:
             end_process(supervisor, grace=5.0)
-        for part in _STOP_ORDER:
-            state.run.stop(part)
+        for first in _STOP_FIRST:
+            state.run.stop(first)
         report("parts", "done")
         report("pods", "running")
         cluster_cleanup.kill_pods(state)
         _wait_shims(state)
         report("pods", "done")
         report("control plane", "running")
-        for part in [p.name for p in reversed(state.run.plan())]:
-            state.run.stop(part)
+        for part in reversed(state.run.plan()):
+            state.run.stop(part.name, part.stop_seconds)
         report("control plane", "done")
         left = cluster_cleanup.remove(state)
         _forget_boot(state)
@@ -140,28 +139,6 @@ def status(name: str, directory: Path) -> dict[str, Any]:
         "kubeconfig": str(state.kubeconfig),
         "images": read_json(state.directory / "images.json") or {},
         "parts": parts,
-    }
-
-
-def facts(state: ClusterState) -> dict[str, Any]:
-    """Return what the local stack must know of this cluster; `stack.json` holds it, with secrets.
-
-    `agent.stateDir` is the only directory whose mounts reach the node, and `agent.cgroup` the one
-    that `down` empties: an agent elsewhere would leave sandboxes behind.
-    """
-    return {
-        "kubeconfig": str(state.kubeconfig),
-        "node": {"name": state.node_name, "address": state.layout.node},
-        "registry": state.registry,
-        "images": read_json(state.directory / "images.json") or {},
-        "objectStore": {
-            "endpoint": state.s3_url,
-            "bucket": cluster_state.BUCKET,
-            "accessKey": state.s3_access_key,
-            "secretKey": state.s3_secret_key,
-        },
-        "agent": {"stateDir": str(state.agent_directory), "cgroup": state.sandbox_cgroup},
-        "networks": {"cluster": state.layout.cluster, "services": state.layout.services},
     }
 
 

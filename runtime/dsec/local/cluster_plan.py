@@ -75,7 +75,8 @@ def _s3(state: ClusterState, programs: Mapping[str, Path]) -> Part:
         "-volume.preStopSeconds=0",
     )
     probe = Probe(f"http://{state.layout.storage}:{S3_PORT}/status")
-    return Part(name="s3", argv=command, probe=probe, inputs=digest(config))
+    # it takes its time to say goodbye to itself; what it has answered for is written by then
+    return Part("s3", command, probe=probe, inputs=digest(config), stop_seconds=2.0)
 
 
 def _etcd(state: ClusterState, keys: Keys, programs: Mapping[str, Path]) -> Part:

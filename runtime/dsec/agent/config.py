@@ -37,6 +37,13 @@ class AgentConfig(Model):
     )
     uid: str = Field(default="", description="Lasting identifier; default: the machine's.")
     cgroup: str = Field(default="/dsec", description="Parent of all sandboxes' cgroups.")
+    init: Path | None = Field(default=None, description="dsec-init; default: on PATH.")
+    registry: str = Field(default="", description="host:port for images without a registry.")
+    plain_http: list[str] = Field(default=[], description="Registries spoken to without TLS.")
+    registry_file: Path = Field(
+        default=Path("/etc/dsec/registry.json"),
+        description="What the stack says about its registry ({host, tls}); may be absent.",
+    )
     pool: str = ""
     labels: dict[str, str] = {}
     cpu_overcommit: float = Field(default=1.0, ge=1.0, le=16.0)
@@ -89,7 +96,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> 
         values |= _read(Path(flags["config"]))
     for name in AgentConfig.model_fields:
         if (text := environ.get(PREFIX + name.upper())) is not None:
-            values[name] = pairs(text) if name == "labels" else text
+            values[name] = _parsed(name, text)
         if flags.get(name) is not None:
             values[name] = flags[name]
     try:
@@ -111,6 +118,38 @@ def pairs(text: str) -> dict[str, str]:
             raise ConfigError(f"labels: {part!r} is no key=value")
         result[key] = value
     return result
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return a setting from its text in the environment."""
+    if name == "labels":
+        return pairs(text)
+    if name == "plain_http":
+        return _list(text)
+    return text
+
+
+def _list(text: str) -> list[str]:
+    return [item for piece in text.split(",") if (item := piece.strip())]
+
+
+def registry_of(
+    config: AgentConfig, environ: Mapping[str, str] | None = None
+) -> tuple[str, frozenset[str]]:
+    """Return the default registry and those without TLS, the stack's own included.
+
+    DSEC_DEFAULT_REGISTRY and DSEC_PLAIN_HTTP_REGISTRIES add to the settings, as they do for every
+    dsec program that reads images. Raises ConfigError when the file is there but unreadable.
+    """
+    environ = os.environ if environ is None else environ
+    plain = {*config.plain_http, *_list(environ.get("DSEC_PLAIN_HTTP_REGISTRIES", ""))}
+    host = config.registry or environ.get("DSEC_DEFAULT_REGISTRY", "")
+    if config.registry_file.exists():
+        told = _read(config.registry_file)
+        host = host or str(told.get("host", ""))
+        if told.get("tls") == "lan-insecure" and told.get("host"):
+            plain.add(str(told["host"]))
+    return host, frozenset(plain)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def test_complete_machine_is_ready_for_everything() -> None:
         ({"uv": None}, "uv", "missing", "local tests", "pip install uv"),
         ({"rust": None}, "Rust", "missing", "standalone local tests", "rustup"),
         ({"rust": (1, 70)}, "Rust", "missing", "standalone local tests", "rustup"),
+        ({"rust": None, "init_given": True}, "Rust", "note", "", "rustup"),
+        ({"loop_devices": False}, "loop devices", "note", "", "modprobe loop"),
         ({"go": None}, "Go", "note", "", "not needed now"),
         ({"contexts": ()}, "kubeconfig", "missing", "existing", "KUBECONFIG"),
         (
@@ -128,8 +130,9 @@ def test_without_apt_nothing_is_installed_for_you() -> None:
 def test_standalone_needs_one_runtime() -> None:
     """One runtime is enough, crun or runc."""
     neither = dataclasses.replace(COMPLETE, packages={})
-    assert plan(neither, Way.STANDALONE).missing == ("crun",)
-    with_runc = dataclasses.replace(COMPLETE, packages={"runc": "1.1"})
+    assert plan(neither, Way.STANDALONE).missing == ("crun", "e2fsprogs", "skopeo")
+    some = {"runc": "1.1", "e2fsprogs": "1.47", "skopeo": "1.9"}
+    with_runc = dataclasses.replace(COMPLETE, packages=some)
     assert plan(with_runc, Way.STANDALONE).ready
 
 

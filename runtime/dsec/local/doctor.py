@@ -54,6 +54,8 @@ class DebianPackage:
 
 PACKAGES = (
     DebianPackage("crun", "crun", "starts sandboxes; runc does too", HERE, 1),
+    DebianPackage("e2fsprogs", "mkfs.ext4", "makes a sandbox's disk of its own size", HERE, 2),
+    DebianPackage("skopeo", "skopeo", "fetches images", HERE, 20),
     DebianPackage("runc", "runc", "starts pods", CLUSTER, 9),
     DebianPackage("containerd", "containerd", "runs the pods of the local cluster", CLUSTER, 130),
     DebianPackage("containernetworking-plugins", "bridge", "connects pods", CLUSTER, 55),
@@ -63,7 +65,8 @@ PACKAGES = (
     DebianPackage("mmdebstrap", "mmdebstrap", "builds a base image offline", CLUSTER, 1),
     DebianPackage("docker-registry", "docker-registry", "serves images", CLUSTER, 16),
     DebianPackage("erofs-utils", "mkfs.erofs", "packs read-only layers", CLUSTER, 1),
-    DebianPackage("skopeo", "skopeo", "copies images", CLUSTER, 20),
+    DebianPackage("iproute2", "ip", "makes the network of the local cluster", CLUSTER, 3),
+    DebianPackage("util-linux", "nsenter", "enters the namespaces of the cluster", CLUSTER, 4),
 )
 
 MINIMUM_PYTHON = (3, 11)
@@ -102,6 +105,8 @@ class Facts:
     filesystems: frozenset[str] = frozenset({"overlay", "erofs"})
     namespaces: frozenset[str] = NAMESPACES
     nftables: bool = True
+    loop_devices: bool = True
+    init_given: bool = False  # DSEC_INIT names a built dsec-init
     packages: Mapping[str, str] = field(default_factory=dict)  # name -> version or path
     tools: Mapping[str, str] = field(default_factory=dict)  # name -> where
     release_hosts: bool = False  # every host of missing tools answered
@@ -233,6 +238,15 @@ def _kernel(facts: Facts) -> list[Finding]:
             needs_root=True,
         ),
         Finding(
+            "loop devices",
+            _judge(facts.loop_devices, Verdict.NOTE),
+            "present" if facts.loop_devices else "absent",
+            "present: a sandbox's disk is a file; without them it is memory",
+            HERE,
+            "modprobe loop",
+            needs_root=True,
+        ),
+        Finding(
             "nftables in the kernel",
             _judge(facts.nftables),
             "present" if facts.nftables else "absent",
@@ -275,7 +289,7 @@ def _languages(facts: Facts) -> list[Finding]:
         ),
         Finding(
             "Rust",
-            _judge(rust_good),
+            _judge(rust_good, Verdict.NOTE if facts.init_given else Verdict.MISSING),
             version_text(facts.rust),
             f"{version_text(MINIMUM_RUST)} or newer: builds dsec-init, the PID 1 of a sandbox",
             HERE,

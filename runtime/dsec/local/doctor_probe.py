@@ -46,6 +46,8 @@ def probe() -> Facts:
         filesystems=frozenset(name for name in ("overlay", "erofs") if _has_filesystem(name)),
         namespaces=frozenset(entry.name for entry in Path("/proc/self/ns").iterdir()),
         nftables=_has_module("nf_tables"),
+        loop_devices=Path("/dev/loop-control").exists(),
+        init_given=bool(os.environ.get("DSEC_INIT")),
         packages=_packages(),
         tools={name: found.source for name, found in tools.items() if found},
         release_hosts=bool(absent) and _hosts_answer(absent),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from dsec.local import cluster, cluster_cleanup
+from dsec.local import cleanup, cluster
 from dsec.local.cluster_state import ClusterState, default_root
 from dsec.local.processes import RunDirectory
 from dsec.local.supervisor import supervisor_identity
@@ -163,7 +163,7 @@ def test_nothing_listens_beyond_loopback_and_the_bridge(state: ClusterState, web
     """The host itself gets no listener; inside, each has loopback or an address of the cluster."""
     assert web
     allowed = ipaddress.ip_network(state.layout.cluster)
-    ours = {str(pid) for pid in cluster_cleanup.processes(state)}
+    ours = {str(pid) for pid in cleanup.processes(state.footprint)}
     for line in _output("ss", "-Hltnup").splitlines():
         assert not any(f"pid={pid}," in line for pid in ours), line
     for prefix in (state.network.enter(), state.network.enter_storage()):

@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx2
 
-from dsec.local import cluster_cleanup, cluster_config, cluster_plan, cluster_state, images
-from dsec.local.cluster_cleanup import Leftovers
+from dsec.local import cleanup, cluster_config, cluster_plan, cluster_state, images
+from dsec.local.cleanup import Leftovers
 from dsec.local.cluster_state import ClusterState
 from dsec.local.network import ensure_network
 from dsec.local.processes import LocalError, end_process, read_json, write_atomically
@@ -94,14 +94,14 @@ def down(name: str, directory: Path, report: Report, *, purge: bool = False) -> 
             state.run.stop(first)
         report("parts", "done")
         report("pods", "running")
-        cluster_cleanup.kill_pods(state)
+        cleanup.kill_members(state.footprint)
         _wait_shims(state)
         report("pods", "done")
         report("control plane", "running")
         for part in reversed(state.run.plan()):
             state.run.stop(part.name, part.stop_seconds)
         report("control plane", "done")
-        left = cluster_cleanup.remove(state)
+        left = cleanup.remove(state.footprint)
         _forget_boot(state)
     if purge and left.total() == 0:
         shutil.rmtree(directory)
@@ -231,13 +231,13 @@ def ensure_bucket(state: ClusterState) -> None:
 
 
 def _prepare(state: ClusterState) -> None:
-    cluster_cleanup.prepare_cgroups(state)
+    cleanup.prepare_cgroup(state.cgroup)
     ensure_network(state.network)
     for name in ("etcd", "registry", "s3", "kubelet", "pod-logs", "cni", "containerd"):
         (state.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     agent = state.agent_directory
     agent.mkdir(mode=0o700, exist_ok=True)
-    if str(agent) not in cluster_cleanup.mounts(state.directory):
+    if str(agent) not in cleanup.mounts(state.directory):
         # mounts that the agent makes in its pod must reach the node, and stay when the pod goes
         subprocess.run(["mount", "--bind", str(agent), str(agent)], check=True)
     subprocess.run(["mount", "--make-rshared", str(agent)], check=True)
@@ -249,7 +249,7 @@ def _wait_shims(state: ClusterState) -> None:
         return
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
-        names = [e.split(" ", 1)[1] for e in cluster_cleanup.count(state).processes]
+        names = [e.split(" ", 1)[1] for e in cleanup.count(state.footprint).processes]
         if not any(name.startswith("containerd-shim") for name in names):
             return
         time.sleep(0.2)

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.local.cleanup import Footprint
 from dsec.local.network import S3_PORT, ClusterNetwork, Layout, choose_layout, link_name
 from dsec.local.processes import LocalError, RunDirectory, read_json, write_atomically
 
@@ -45,6 +46,11 @@ class ClusterState:
     def network(self) -> ClusterNetwork:
         """The cluster's namespaces and link."""
         return ClusterNetwork(self.layout, self.directory / "netns", link_name(self.name))
+
+    @property
+    def footprint(self) -> Footprint:
+        """Everything of it that may be found outside its directory."""
+        return Footprint(self.directory, (self.cgroup, self.sandbox_cgroup), self.network)
 
     @property
     def pki(self) -> Path:

@@ -1,7 +1,7 @@
-"""Leaving a machine as it was: find and remove what a local cluster put outside its directory.
+"""Leaving a machine as it was: find and remove what a local stack put outside its directory.
 
 Works from what the kernel says now, never from what was remembered to have been started, so that
-it finishes after any crash and its count can be trusted: every process with the cluster's mark or
+it finishes after any crash and its count can be trusted: every process with the stack's mark or
 in its cgroups, every mount below its directory, its namespaces, its interface, its cgroups.
 """
 
@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.local.cluster_state import ClusterState
-from dsec.local.network import is_namespace, remove_network
+from dsec.local.network import ClusterNetwork, is_namespace, remove_network
 from dsec.local.processes import STATE_VARIABLE, identify
 
 _KILL_SECONDS = 15.0
@@ -26,8 +25,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """Where a local stack leaves traces. `cgroups` are absolute; standalone has no network."""
+
+    directory: Path
+    cgroups: tuple[str, ...]
+    network: ClusterNetwork | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What of a cluster is on the machine, by kind; each entry is a name for people."""
+    """What of a stack is on the machine, by kind; each entry is a name for people."""
 
     processes: list[str]
     mounts: list[str]
@@ -53,23 +61,24 @@ class Leftovers:
         return "left on this machine: " + ", ".join(parts)
 
 
-def count(state: ClusterState) -> Leftovers:
+def count(stack: Footprint) -> Leftovers:
     """Count what is there now."""
-    namespaces = (state.network.cluster_namespace, state.network.storage_namespace)
+    network = stack.network
+    namespaces = (network.cluster_namespace, network.storage_namespace) if network else ()
     return Leftovers(
-        processes=[f"{pid} {_command(pid)}" for pid in processes(state)],
-        mounts=mounts(state.directory),
+        processes=[f"{pid} {_command(pid)}" for pid in processes(stack)],
+        mounts=mounts(stack.directory),
         namespaces=[path.name for path in namespaces if is_namespace(path)],
-        interfaces=_interfaces(state),
-        rules=_rules(state),
-        cgroups=[str(path) for root in _cgroup_roots(state) for path in _tree(root)],
+        interfaces=_interfaces(stack),
+        rules=_rules(stack),
+        cgroups=[str(path) for root in _cgroup_roots(stack) for path in _tree(root)],
     )
 
 
-def processes(state: ClusterState) -> list[int]:
+def processes(stack: Footprint) -> list[int]:
     """Return the live processes of the cluster: by its mark in the environment, or by cgroup."""
-    mark = f"{STATE_VARIABLE}={state.directory}".encode()
-    groups = (state.cgroup, state.sandbox_cgroup)
+    mark = f"{STATE_VARIABLE}={stack.directory}".encode()
+    groups = stack.cgroups
     return [
         pid
         for pid in (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
@@ -90,50 +99,52 @@ def mounts(directory: Path) -> list[str]:
     return points
 
 
-def kill_pods(state: ClusterState) -> None:
+def kill_members(stack: Footprint) -> None:
     """End every process of pods and sandboxes, frozen ones too. containerd then tidies up."""
-    for root in _cgroup_roots(state):
+    for root in _cgroup_roots(stack):
         for path in _tree(root):
             # a frozen process takes no signal before it is thawed
             _write(path / "freezer.state", "THAWED")
             _write(path / "cgroup.freeze", "0")
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline:
-        pids = {pid for root in _cgroup_roots(state) for p in _tree(root) for pid in _members(p)}
+        pids = {pid for root in _cgroup_roots(stack) for p in _tree(root) for pid in _members(p)}
         if not pids:
             return
         _kill(pids)
         time.sleep(0.1)
 
 
-def remove(state: ClusterState) -> Leftovers:
+def remove(stack: Footprint) -> Leftovers:
     """Remove everything outside the directory; return what could not be removed."""
-    kill_pods(state)
+    kill_members(stack)
     deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := processes(state)) and time.monotonic() < deadline:
+    while (pids := processes(stack)) and time.monotonic() < deadline:
         _kill(set(pids))
         time.sleep(0.1)
-    remove_network(state.network)
-    for point in reversed(mounts(state.directory)):
+    if stack.network:
+        remove_network(stack.network)
+    for point in reversed(mounts(stack.directory)):
         _unmount(point)
-    _remove_cgroups(state)
-    _remove_traces(state)
-    return count(state)
+    _remove_cgroups(stack)
+    _remove_traces(stack)
+    return count(stack)
 
 
-def prepare_cgroups(state: ClusterState) -> None:
+def prepare_cgroup(group: str) -> None:
     """Make the pods' cgroup in every hierarchy: kubelet refuses a root that is not there."""
-    for root in _cgroup_roots(state, only_present=False):
+    for mount in _cgroup_mounts():
+        root = mount / group.lstrip("/")
         root.mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):
             # v1: a new cpuset is empty, and no task can enter an empty one
-            above = root.parent / name
+            above = mount / name
             if above.exists() and not (root / name).read_text().strip():
                 _write(root / name, above.read_text())
 
 
-def _remove_cgroups(state: ClusterState) -> None:
-    for root in _cgroup_roots(state):
+def _remove_cgroups(stack: Footprint) -> None:
+    for root in _cgroup_roots(stack):
         for path in reversed(list(_tree(root))):
             for _ in range(20):
                 with suppress(FileNotFoundError):
@@ -145,26 +156,31 @@ def _remove_cgroups(state: ClusterState) -> None:
                 break
 
 
-def _remove_traces(state: ClusterState) -> None:
+def _remove_traces(stack: Footprint) -> None:
     """Remove links and notes that kubelet and CNI keep at fixed places of the host."""
-    for path in Path("/var/lib/cni/results").glob(f"dsec-{state.name}-*"):
-        path.unlink(missing_ok=True)
+    if stack.network:
+        for path in Path("/var/lib/cni/results").glob(f"{stack.network.link}-*"):
+            path.unlink(missing_ok=True)
     for link in Path("/var/log/containers").glob("*.log"):
-        if link.is_symlink() and str(link.readlink()).startswith(f"{state.directory}/"):
+        if link.is_symlink() and str(link.readlink()).startswith(f"{stack.directory}/"):
             link.unlink(missing_ok=True)
 
 
-def _cgroup_roots(state: ClusterState, *, only_present: bool = True) -> Iterator[Path]:
+def _cgroup_mounts() -> Iterator[Path]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
-        kind = fields[fields.index("-") + 1]
-        if kind not in {"cgroup", "cgroup2"} or fields[3] != "/":
-            continue
-        groups = (state.cgroup, state.sandbox_cgroup) if only_present else (state.cgroup,)
-        for group in groups:
-            root = Path(fields[4] + group)
-            if root.exists() or not only_present:
-                yield root
+        if fields[fields.index("-") + 1] in {"cgroup", "cgroup2"} and fields[3] == "/":
+            yield Path(fields[4])
+
+
+def _cgroup_roots(stack: Footprint) -> list[Path]:
+    """Return the stack's cgroups that exist, in every hierarchy."""
+    return [
+        root
+        for mount in _cgroup_mounts()
+        for group in stack.cgroups
+        if (root := mount / group.lstrip("/")).exists()
+    ]
 
 
 def _tree(root: Path) -> Iterator[Path]:
@@ -226,17 +242,20 @@ def _write(path: Path, text: str) -> None:
             path.write_text(text)
 
 
-def _interfaces(state: ClusterState) -> list[str]:
-    links = _query(["ip", "-j", "link", "show"])
-    names = [str(link["ifname"]) for link in json.loads(links or "[]")]
-    return [name for name in names if name == state.network.link]
+def _interfaces(stack: Footprint) -> list[str]:
+    if stack.network is None:
+        return []
+    links = json.loads(_query(["ip", "-j", "link", "show"]) or "[]")
+    return [link["ifname"] for link in links if link["ifname"] == stack.network.link]
 
 
-def _rules(state: ClusterState) -> list[str]:
+def _rules(stack: Footprint) -> list[str]:
     """Return packet rules and routes of the host that name the cluster: there should be none."""
-    network = state.layout.cluster.rsplit(".", 2)[0]
+    if stack.network is None:
+        return []
+    network, link = stack.network.layout.cluster.rsplit(".", 2)[0] + ".", stack.network.link
     rules = [line for line in _query(["nft", "list", "ruleset"]).splitlines() if network in line]
-    routes = [r for r in _query(["ip", "route"]).splitlines() if state.network.link in r.split()]
+    routes = [line for line in _query(["ip", "route"]).splitlines() if link in line.split()]
     return [line.strip() for line in (*rules, *routes)]
 
 

@@ -174,7 +174,7 @@ def _install(
                 progress(get.Event(tool.name, "done", time.monotonic() - started))
             except (get.ObtainError, OSError) as error:
                 failed[tool.name] = str(error)
-                progress(get.Event(tool.name, "failed", 0.0, None, str(error)))
+                progress(get.Event(tool.name, "failed", time.monotonic() - started))
             except get.StoppedError:
                 return
 

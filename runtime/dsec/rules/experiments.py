@@ -131,10 +131,9 @@ def tenant(subject: Subject) -> Iterator[Finding]:
         yield _breach(TENANT, subject, "spec.project", what, value=project)
     registries = [*subject.settings.registries, *(rights.registries if rights else [])]
     mirrors = [one.prefix for one in rights.defaults.image_mirrors] if rights else []
-    for at, role in each(spec, "roles"):
+    for at, role in each(spec, "roles") if registries else ():
         image = get(role, "image")
-        allowed = any(str(image).startswith(one) for one in [*registries, *mirrors])
-        if registries and image and not allowed:
+        if image and not any(str(image).startswith(one) for one in [*registries, *mirrors]):
             what = f"{image} is in none of its registries ({', '.join(registries)})"
             yield _breach(TENANT, subject, f"spec.roles[{at}].image", what, value=image)
 

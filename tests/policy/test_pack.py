@@ -1,0 +1,207 @@
+"""The policy pack without an engine: good and bad resources, unknown values, faults of a policy."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from dsec.rules import EXPERIMENT_RULES, Settings
+from dsec_policies import policies
+from dsec_policies.pack import EXPERIMENT_TYPE
+from dsec_policies.settings import settings_of
+from pulumi_policy import (
+    EnforcementLevel,
+    PolicyResourceOptions,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
+)
+from pulumi_policy.proxy import (
+    UNKNOWN_NUMBER_VALUE,
+    UNKNOWN_OBJECT_VALUE,
+    UNKNOWN_STRING_VALUE,
+    UnknownValueError,
+    unknown_checking_proxy,
+)
+
+PACK = {one.name: one for one in policies()}
+NAMES = sorted(PACK)
+OPTIONS = PolicyResourceOptions(
+    protect=False,
+    ignore_changes=[],
+    delete_before_replace=None,
+    aliases=[],
+    custom_timeouts=None,
+    additional_secret_outputs=[],
+    parent="",
+)
+ROLE: dict[str, Any] = {
+    "name": "sim",
+    "replicas": 2.0,
+    "image": "registry.example/sim:1",
+    "resources": {"cpuMilli": 1000.0, "memoryBytes": 1073741824.0},
+}
+
+
+def run(
+    policy: str,
+    spec: Any,
+    *,
+    kind: str = EXPERIMENT_TYPE,
+    config: Mapping[str, Any] | None = None,
+    namespace: str = "gait",
+) -> list[str]:
+    """Return what a policy reports about a resource, as the engine would hand it over."""
+    props = {"metadata": {"name": "walk", "namespace": namespace}, "spec": spec}
+    reports: list[str] = []
+    args = ResourceValidationArgs(
+        kind, unknown_checking_proxy(props), f"urn:x::{kind}::walk", "walk", OPTIONS, None, config
+    )
+    PACK[policy].validate(args, lambda message, _urn=None: reports.append(message))
+    return reports
+
+
+def role(**changes: Any) -> dict[str, Any]:
+    """Return a spec with one role."""
+    return {"roles": [ROLE | changes]}
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_good_experiment_passes(policy: str) -> None:
+    """Numbers come as floats, mappings as proxies."""
+    assert run(policy, role()) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "spec", "config", "path"),
+    [
+        ("dsec-limits", role(resources={}), {}, "spec.roles[0].resources.memoryBytes"),
+        ("dsec-limits", {"roles": [{"name": "a"}]}, {}, "spec.roles[0].resources.cpuMilli"),
+        ("dsec-digests", role(image="a:latest"), {}, "spec.roles[0].image"),
+        ("dsec-digests", role(), {"requireDigests": True}, "spec.roles[0].image"),
+        ("dsec-budget", role(), {"requireBudget": True}, "spec.budget"),
+        ("dsec-privileged", role(privileged=True), {}, "spec.roles[0].privileged"),
+        ("dsec-egress", {"network": {"egress": "open"}}, {}, "spec.network.egress"),
+        ("dsec-tenant", role(), {"registries": ["other/"]}, "spec.roles[0].image"),
+        ("dsec-replicas", role(max=9.0), {"maxReplicas": 5.0}, "spec.roles"),
+        ("dsec-secrets", role(env={"API_KEY": "x"}), {}, "spec.roles[0].env.API_KEY"),
+        ("dsec-residency", {"residency": ["us"]}, {"regions": ["eu"]}, "spec.residency[0]"),
+        ("dsec-labels", role(), {"requiredLabels": ["team"]}, "spec.labels.team"),
+    ],
+)
+def test_a_bad_experiment_is_reported(
+    policy: str, spec: dict[str, Any], config: dict[str, Any], path: str
+) -> None:
+    """A sentence with resource, rule, remedy and path."""
+    reports = run(policy, spec, config=config)
+    (one,) = (one for one in reports if one.endswith(f"({path})"))
+    assert one.startswith("The Experiment walk must ")
+    assert f"(rule {policy.removeprefix('dsec-')})." in one
+
+
+UNKNOWN = [
+    ("dsec-limits", {"roles": [ROLE | {"resources": {"cpuMilli": UNKNOWN_NUMBER_VALUE}}]}),
+    ("dsec-digests", role(image=UNKNOWN_STRING_VALUE)),
+    ("dsec-budget", {"budget": {"limit": UNKNOWN_STRING_VALUE}}),
+    ("dsec-privileged", {"roles": [UNKNOWN_OBJECT_VALUE]}),
+    ("dsec-egress", {"network": {"egress": UNKNOWN_STRING_VALUE}}),
+    ("dsec-tenant", {"tenant": UNKNOWN_STRING_VALUE}),
+    ("dsec-replicas", role(replicas=UNKNOWN_NUMBER_VALUE)),
+    ("dsec-secrets", role(env={"API_KEY": UNKNOWN_STRING_VALUE})),
+    ("dsec-residency", {"residency": [UNKNOWN_STRING_VALUE]}),
+    ("dsec-labels", {"labels": UNKNOWN_OBJECT_VALUE}),
+]
+
+
+@pytest.mark.parametrize(("policy", "spec"), UNKNOWN)
+def test_an_unknown_value_is_deferred_to_the_update(policy: str, spec: dict[str, Any]) -> None:
+    """The engine shows it as an advisory at preview; the message says what will happen."""
+    config = {"requiredLabels": ["team"]} if policy == "dsec-labels" else {}
+    with pytest.raises(UnknownValueError) as caught:
+        run(policy, spec, config=config)
+    assert f"{policy} on walk is deferred to update" in caught.value.message
+
+
+def test_every_policy_has_an_unknown_case() -> None:
+    """Ten policies, ten cases."""
+    assert (
+        {one[0] for one in UNKNOWN}
+        == set(NAMES)
+        == {f"dsec-{one.name}" for one in EXPERIMENT_RULES}
+    )
+
+
+@pytest.mark.parametrize("policy", [one for one in NAMES if one != "dsec-digests"])
+def test_rules_read_few_fields(policy: str) -> None:
+    """An image that only the update knows defers the rules about images, no other."""
+    assert run(policy, role(image=UNKNOWN_STRING_VALUE)) == []
+
+
+@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("spec", [None, {}, {"roles": None}, {"roles": [None]}, "text"])
+def test_odd_shapes_do_not_break_a_policy(policy: str, spec: Any) -> None:
+    """Whatever a program writes, the pack answers."""
+    assert all("could not judge" not in one for one in run(policy, spec))
+
+
+def test_a_fault_of_a_policy_names_policy_and_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that raises blocks in words; it neither hangs nor passes silently."""
+
+    def fail(_config: object) -> Settings:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("dsec_policies.pack.settings_of", fail)
+    (one,) = run("dsec-limits", role())
+    assert "The policy dsec-limits could not judge urn:x" in one
+    assert "oops" in one
+
+
+def test_privileged_workloads_are_reported_outside_the_platform() -> None:
+    """The agent's own namespace is exempt, by configuration."""
+    spec = {"template": {"spec": {"containers": [{"securityContext": {"privileged": True}}]}}}
+    kind = "kubernetes:apps/v1:DaemonSet"
+    (one,) = run("dsec-privileged", spec, kind=kind)
+    assert one.startswith("The DaemonSet walk must leave the node alone")
+    assert run("dsec-privileged", spec, kind=kind, namespace="dsec-system") == []
+    mine = {"platformNamespaces": ["mine"]}
+    assert run("dsec-privileged", spec, kind=kind, namespace="mine", config=mine) == []
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_other_resources_are_left_alone(policy: str) -> None:
+    """The pack speaks of dsec's records and of workloads."""
+    assert run(policy, {"privileged": True}, kind="aws:ec2/instance:Instance") == []
+
+
+def test_metadata_for_reviewers() -> None:
+    """Severity, remedy and description of every policy; moving tags only advise."""
+    for name, one in PACK.items():
+        assert one.severity
+        assert one.remediation_steps
+        assert one.description.startswith("Experiments must ")
+        advisory = name == "dsec-digests"
+        assert (one.enforcement_level is EnforcementLevel.ADVISORY) == advisory
+
+
+def test_configuration_schemas_cover_the_settings() -> None:
+    """Each property of a schema reaches the rules, and its default is theirs."""
+    for one in PACK.values():
+        schema = one.config_schema
+        for name, about in (schema.properties if schema else {}).items():
+            assert settings_of({name: about["default"]}) is not None, name
+            assert about["description"].endswith(".")
+    assert settings_of({"maxReplicas": 7.0}).max_replicas == 7
+    assert settings_of({"requiredLabels": ["a"]}).required_labels == ["a"]
+
+
+def test_importing_returns_at_once() -> None:
+    """The pack serves only from its entry point."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import dsec_policies; print(len(dsec_policies.policies()))"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout.strip() == "10"
+    assert all(isinstance(one, ResourceValidationPolicy) for one in PACK.values())

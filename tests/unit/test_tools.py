@@ -8,8 +8,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -503,6 +506,39 @@ def test_env_prints_shell_commands() -> None:
     done = CliRunner().invoke(command.app, ["env"])
     assert done.exit_code == 0
     assert re.search(r"^export PATH=\S*/bin-[0-9a-f]{12}:/nonexistent$", done.stdout, re.MULTILINE)
+
+
+def test_terminated_install_leaves_no_compiler(tmp_path: Path) -> None:
+    """SIGTERM, as a caller sends it that gives up, ends the build too."""
+    go = tmp_path / "go"
+    go.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\nmv {tmp_path}/pid.new {tmp_path}/pid\n"
+        "exec sleep 60\n"
+    )
+    go.chmod(0o755)
+    variables = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        # no release may be fetched for this
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+    }
+    install = subprocess.Popen(
+        [sys.executable, "-m", "dsec.cli.main", "tools", "install", "etcd"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    install.terminate()
+    text, _ = install.communicate(timeout=20)
+    assert install.returncode == 130
+    assert "Traceback" not in text
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 @pytest.mark.parametrize(

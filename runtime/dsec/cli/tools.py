@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -81,6 +82,8 @@ def install(names: Names = None, output: OutputOption = Output.TABLE) -> None:
     An official release is downloaded and verified where its host can be reached; otherwise the
     program is built from its pinned Go module. Interrupt it at any time: it goes on from there.
     """
+    # a caller that gives up must not leave a compiler running
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     console = Console(stderr=True)
     with progress_display(console) as progress:

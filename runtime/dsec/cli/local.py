@@ -47,6 +47,9 @@ BaseOption = Annotated[
         "such as python:3.11-slim."
     ),
 ]
+RegistryOption = Annotated[
+    str, typer.Option(help="host:port of the registry; by default the local cluster's.")
+]
 
 DEFAULT_NAME = "local"
 
@@ -183,24 +186,14 @@ def images_build(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Images; all where none is.")
     ] = None,
-    registry: Annotated[
-        str, typer.Option(help="host:port of the registry; by default the local cluster's.")
-    ] = "",
+    registry: RegistryOption = "",
     base: BaseOption = "built",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Build the images that the registry lacks and push them; say size and time."""
-    from dsec.local import cluster_state, images
+    from dsec.local import images
 
-    if not registry:
-        known = cluster_state.load(DEFAULT_NAME, _directory(DEFAULT_NAME, None))
-        if known is None:
-            print(
-                "dsec: registry: no local cluster is there; give --registry HOST:PORT",
-                file=sys.stderr,
-            )
-            raise typer.Exit(2)
-        registry = known.registry
+    registry = _registry(registry)
     with local_steps.shown(quiet=output is Output.JSON) as report:
         built = images.build(registry, names or images.CLUSTER_IMAGES, report, base)
     rows = [
@@ -222,6 +215,22 @@ def images_build(
         print(f"  {row['reference']}")
 
 
+@images_app.command("list")
+def images_list(
+    registry: RegistryOption = "", base: BaseOption = "built", output: OutputOption = Output.TABLE
+) -> None:
+    """Show which images the registry has of this very source tree."""
+    from dsec.local import images
+
+    registry = _registry(registry)
+    found = images.stored(registry, images.CLUSTER_IMAGES, base)
+    if output is Output.JSON:
+        _json({"items": [{"name": name, "reference": ref} for name, ref in found.items()]})
+        return
+    for name, reference in found.items():
+        print(f"{name:<13} {reference or 'not built: dsec images build ' + name}")
+
+
 def existing(kubeconfig: Path | None, context: str, output: Output) -> None:
     """Check an existing cluster and say what of dsec is on it."""
     from dsec.local import existing_cluster
@@ -240,6 +249,18 @@ def _directory(name: str, state_dir: Path | None) -> Path:
     from dsec.local import cluster_state
 
     return (state_dir or cluster_state.default_root() / name).absolute()
+
+
+def _registry(given: str) -> str:
+    from dsec.local import cluster_state
+
+    if given:
+        return given
+    known = cluster_state.load(DEFAULT_NAME, _directory(DEFAULT_NAME, None))
+    if known is None:
+        print("dsec: registry: no local cluster is there; give --registry", file=sys.stderr)
+        raise typer.Exit(2)
+    return known.registry
 
 
 def _name_option(name: str) -> str:

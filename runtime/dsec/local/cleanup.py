@@ -39,6 +39,7 @@ class Leftovers:
 
     processes: list[str]
     mounts: list[str]
+    loops: list[str]
     namespaces: list[str]
     interfaces: list[str]
     rules: list[str]
@@ -68,6 +69,7 @@ def count(stack: Footprint) -> Leftovers:
     return Leftovers(
         processes=[f"{pid} {_command(pid)}" for pid in processes(stack)],
         mounts=mounts(stack.directory),
+        loops=_loops(stack.directory),
         namespaces=[path.name for path in namespaces if is_namespace(path)],
         interfaces=_interfaces(stack),
         rules=_rules(stack),
@@ -97,6 +99,16 @@ def mounts(directory: Path) -> list[str]:
         if point.startswith(below):
             points.append(point)
     return points
+
+
+def _loops(directory: Path) -> list[str]:
+    """Return the loop devices over files of the stack; each goes with its last mount."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if path.read_text().startswith(f"{directory}/"):
+                found.append(path.parts[3])
+    return found
 
 
 def kill_members(stack: Footprint) -> None:

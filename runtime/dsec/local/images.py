@@ -81,6 +81,16 @@ def ensure_images(
     return {image.name: image.reference for image in build(registry, names, report, base)}
 
 
+def stored(registry: str, names: Sequence[str], base: str = BUILT_BASE) -> dict[str, str]:
+    """Return the pinned reference of each image of this tree, empty where it is not there."""
+    answer = {}
+    for name in names:
+        tagged = reference(name, base)
+        found = _stored(registry, tagged)
+        answer[name] = f"{registry}/{tagged.partition(':')[0]}@{found[0]}" if found else ""
+    return answer
+
+
 def build(
     registry: str, names: Sequence[str], report: Report, base: str = BUILT_BASE
 ) -> list[Built]:
@@ -112,8 +122,11 @@ def _stored(registry: str, tagged: str) -> tuple[str, int] | None:
     """Return digest and compressed size of an image in the registry, or None."""
     repository, _, tag = tagged.partition(":")
     url = f"http://{registry}/v2/{repository}/manifests/{tag}"
-    with httpx2.Client(trust_env=False, timeout=10.0) as client:
-        answer = client.get(url, headers={"Accept": _MANIFESTS})
+    try:
+        with httpx2.Client(trust_env=False, timeout=10.0) as client:
+            answer = client.get(url, headers={"Accept": _MANIFESTS})
+    except httpx2.TransportError as e:
+        raise LocalError(f"registry: {registry} does not answer: {e}") from e
     if answer.status_code == httpx2.codes.NOT_FOUND:
         return None
     answer.raise_for_status()

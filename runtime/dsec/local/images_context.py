@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dsec.local.initbin import ensure_init
 from dsec.local.processes import LocalError
 
 SUITE = "bookworm"
@@ -84,25 +85,10 @@ def build_context(tree: Path, name: str, context: Path, cache: Path, run: Run) -
         return []
     _python(tree, context, cache, run)
     if name == "agent":
-        shutil.copy(dsec_init(tree, cache, run), context / "bin" / "dsec-init")
+        shutil.copy(ensure_init(), context / "bin" / "dsec-init")
         packages = package_list(tree / "images" / "agent" / "packages")
         return ["--build-arg", f"PACKAGES={' '.join(packages)}"]
     return []
-
-
-def dsec_init(tree: Path, cache: Path, run: Run) -> Path:
-    """Return the static dsec-init, built where its sources changed."""
-    digest = tree_digest(_init_sources(tree), tree)[:16]
-    kept = cache / "dsec-init" / digest
-    if not kept.exists():
-        folder, root = cache / "cargo", tree / "runtime" / "init"
-        # cargo reads a project's settings only from inside its folder, or when they are named
-        options = [f"--manifest-path={root / 'Cargo.toml'}", f"--target-dir={folder}"]
-        options += ["--config", str(root / ".cargo" / "config.toml")]
-        run("cargo", "build", "--quiet", "--locked", "--release", *options)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / "release" / "dsec-init", kept)
-    return kept
 
 
 def sandbox_root(tree: Path, cache: Path, run: Run) -> Path:

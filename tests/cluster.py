@@ -102,6 +102,8 @@ class ApiServer:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 "--service-cluster-ip-range=10.99.0.0/24",
                 "--authorization-mode=RBAC",
+                # as the local cluster: the agent is privileged, and admission refuses the others
+                "--allow-privileged=true",
                 # no controller manager runs here, so nobody would make service accounts
                 "--disable-admission-plugins=ServiceAccount",
                 *flags,

@@ -35,6 +35,7 @@ PROFILE = Profile(
     gpu_memory_bytes=80 << 30,
     boot=(0.0, 0.005),
     register=(0.0, 0.005),
+    leaves=("stdout.log",),
 )
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 

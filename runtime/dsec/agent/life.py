@@ -145,6 +145,8 @@ class Life:
                 await self._event.wait()
                 if alarm is not None:
                     alarm.cancel()
+                # a registration was queued by the substrate's call, which cannot wait itself
+                await self._g.commit()
             if not waiter.done():
                 return End(reason=EndReason.STOPPED, message="it did not die in time; destroyed")
             return self._judged(waiter.result())

@@ -8,12 +8,17 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, SandboxSpec, SandboxState, SandboxStatus
 from dsec.api.wire import JournalRow
 
+_IN_SPEC = {"identity", "resources", "image"}
+"""Fields of a status that its spec has too: not stored with every change."""
+
 
 def dump_entry(entry: Entry, *, with_spec: bool = False) -> dict[str, Any]:
     """Return an entry for the spool; the spec is stored with the first record only."""
     data: dict[str, Any] = {
         "id": entry.spec.identity.id,
-        "status": entry.status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "status": entry.status.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude=_IN_SPEC
+        ),
         "stop": None,
         "end": None,
         "acknowledged": entry.acknowledged,
@@ -33,9 +38,11 @@ def load_entry(data: dict[str, Any]) -> Entry:
     """Return an entry as `dump_entry` stored it. Raises ValueError for anything else."""
     stop = data.get("stop")
     end = data.get("end")
+    spec = SandboxSpec.model_validate(data["spec"])
+    known = {name: getattr(spec, name) for name in _IN_SPEC}
     return Entry(
-        spec=SandboxSpec.model_validate(data["spec"]),
-        status=SandboxStatus.model_validate(data["status"]),
+        spec=spec,
+        status=SandboxStatus.model_validate({**data["status"], **known}),
         stop=Stop(EndReason(stop["reason"]), stop["message"], stop["grace"]) if stop else None,
         end=End.model_validate(end) if end else None,
         acknowledged=data["acknowledged"],

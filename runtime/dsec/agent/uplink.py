@@ -5,16 +5,18 @@ up by itself, because a sandbox never needs the control plane to go on.
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from itertools import groupby
+from operator import itemgetter
 from urllib.parse import quote
 
 import httpx2
 import structlog
 
-from dsec.agent.spool import Spool
+from dsec.agent.spool import Record, Spool
 from dsec.api.sandbox import Identity
-from dsec.api.wire import JournalPush, JournalRow, NodeAdmission, NodeRegistration
+from dsec.api.wire import NodeAdmission, NodeRegistration
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 
@@ -22,6 +24,8 @@ FIRST_DELAY, LAST_DELAY = 0.2, 30.0
 """Seconds before the second try, and at most between two: a new gateway is found within these."""
 BATCH_ROWS = 500
 """Rows in one push: a few hundred kilobytes."""
+SHIP_SECONDS = 0.2
+"""Rows gather this long before they are shipped: one call, and one object, for many."""
 ARTIFACT_SECONDS = 120.0
 """Limit for the gateway to store one file."""
 DIRECT = "-"
@@ -96,11 +100,14 @@ class Uplink:
         except ValueError as error:
             raise AwayError(f"the gateway's admission cannot be read: {error}") from error
 
-    async def push(self, node: str, rows: list[JournalRow]) -> None:
-        """Ship journal rows, one call per boot id, in order. Raises AwayError, RefusedError."""
-        for boot_id, group in groupby(rows, key=lambda row: row.boot_id):
-            body = JournalPush(node=node, boot_id=boot_id, rows=list(group))
-            await self._call("POST", "/agent/v1/journal", body.model_dump_json(by_alias=True))
+    async def push(self, node: str, rows: list[Record]) -> None:
+        """Ship journal rows as they are stored, one call (JournalPush) per boot id, in order.
+
+        Raises AwayError, RefusedError.
+        """
+        for boot_id, group in groupby(rows, key=itemgetter("bootId")):
+            body = {"node": node, "bootId": boot_id, "rows": list(group)}
+            await self._call("POST", "/agent/v1/journal", json.dumps(body))
 
     async def put_artifact(self, identity: Identity, name: str, content: bytes) -> None:
         """Store one file of a scene. Idempotent. Raises FencedError, AwayError, RefusedError."""
@@ -137,9 +144,10 @@ class Uplink:
             rows = spool.unshipped(batch)
             if not rows:
                 await wake.wait()
+                await self._clock.sleep(SHIP_SECONDS)
                 continue
             try:
-                await self.push(node, [JournalRow.model_validate(row) for row in rows])
+                await self.push(node, rows)
             except (AwayError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.status == _TOO_LARGE:
                     batch = max(1, batch // 2)

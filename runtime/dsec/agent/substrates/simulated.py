@@ -27,7 +27,8 @@ GPU_MODES = ["whole", "mps", "mig", "passthrough", "shares"]
 class Profile:
     """What a simulated machine has and how it behaves.
 
-    Delays are (shortest, longest) in seconds, drawn evenly; probabilities are per sandbox.
+    Delays are (shortest, longest) in seconds, drawn evenly; probabilities are per sandbox; `leaves`
+    names the files of each sandbox's scene.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Profile:
     start_failure: float = 0.0
     never_registers: float = 0.0
     crash: float = 0.0
+    leaves: tuple[str, ...] = ()
 
 
 PROFILES = {
@@ -73,6 +75,7 @@ class _Run:
     ended: asyncio.Future[End]
     task: asyncio.Task[None] | None = None
     paused: bool = False
+    registered: bool = False
 
 
 class SimulatedSubstrate:
@@ -178,9 +181,10 @@ class SimulatedSubstrate:
             await asyncio.shield(run.ended)
 
     async def archive(self, sandbox_id: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield a small log, if the sandbox came to life."""
+        """Yield what the profile says that a sandbox leaves behind."""
         if sandbox_id in self._runs:
-            yield "stdout.log", b"simulated\n"
+            for name in self._profile.leaves:
+                yield name, b"simulated\n"
 
     async def destroy(self, sandbox_id: str) -> None:
         """Forget it."""
@@ -190,10 +194,15 @@ class SimulatedSubstrate:
             run.ended.cancel()
 
     async def adopt(self) -> list[tuple[SandboxSpec, Started | None]]:
-        """Return what an earlier agent on this object left; what never started is removed."""
+        """Return what an earlier agent on this object left; what never started is removed.
+
+        Registrations are told again: the earlier agent may have died before it stored one.
+        """
         for sandbox_id, run in list(self._runs.items()):
             if run.task is None:
                 del self._runs[sandbox_id]
+            elif run.registered:
+                self.on_heartbeat(sandbox_id, {})
         return [
             (run.spec, None if run.ended.done() else run.started) for run in self._runs.values()
         ]
@@ -203,6 +212,7 @@ class SimulatedSubstrate:
         if self._randomness.random() >= profile.never_registers:
             await self._delay(profile.register)
             identity = spec.identity
+            run.registered = True
             self.on_heartbeat(identity.id, {"task_id": identity.task_id, "role": identity.role})
         seconds = self._seconds(spec)
         if seconds is None:

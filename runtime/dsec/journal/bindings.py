@@ -19,6 +19,21 @@ KEEP_KEYS = timedelta(hours=24)
 """How long the key of an ended direct create still answers with its sandbox."""
 
 
+PATIENCE = 120.0
+"""Seconds without contact after which a node's sandboxes are given up (CONF-21: partition-safe)."""
+
+
+class Needs(WireModel):
+    """What placement must know of a request beside its resources."""
+
+    node_labels: dict[str, str] = {}
+    pools: list[str] = []
+    gpu_model: str = ""
+    simulated: bool | None = Field(
+        default=False, description="True: simulated nodes only; False: real ones; None: either."
+    )
+
+
 class Binding(WireModel):
     """One sandbox under its key. `node` is empty while it waits for room."""
 
@@ -34,8 +49,10 @@ class Binding(WireModel):
     ended_at: datetime | None = None
     reason: EndReason | None = None
     result: str = Field(default="", description="Object that holds the final status.")
-    labels: dict[str, str] = {}
+    needs: Needs = Needs()
     gang: str = ""
+    priority: int = Field(default=0, description="Higher is placed first.")
+    patience: float = Field(default=PATIENCE, description="Seconds of silence until given up.")
 
     @property
     def live(self) -> bool:

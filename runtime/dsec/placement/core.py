@@ -109,6 +109,8 @@ class Request:
     gang: str = ""
     simulated: bool | None = None
     """True: simulated nodes only; False: real ones only; None: real ones first."""
+    avoid: tuple[str, ...] = ()
+    """Nodes whose agents have just refused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def class_of(request: Request) -> ClassKey:
         request.pools,
         request.gpu_model,
         request.simulated,
+        request.avoid,
     )
 
 
@@ -225,6 +228,8 @@ def _mismatch(node: NodeView, request: Request) -> Refusal | None:
         found = Refusal(PendingReason.CAPABILITY, "isolation", request.isolation.value)
     elif asked.gpu_count and node.devices and not any(mode in d.modes for d in node.devices):
         found = Refusal(PendingReason.CAPABILITY, "gpu mode", mode)
+    elif node.name in request.avoid:
+        found = Refusal(PendingReason.CAPACITY, "agent", 1)
     return found
 
 

@@ -55,6 +55,11 @@ def explain(refusals: Sequence[Refusal]) -> str:
 
 
 def _capacity(refusal: Refusal) -> str:
+    if refusal.dimension == "agent":
+        return (
+            "agent: asked 1, free 0: every node with room has just refused it; starts when one of "
+            "them takes it, which is asked again within seconds"
+        )
     name = NAMES.get(refusal.dimension, refusal.dimension)
     asked = amount(refusal.dimension, refusal.asked)
     free = amount(refusal.dimension, refusal.free)

@@ -1,0 +1,89 @@
+"""The controller's internal HTTP API, for gateways only, behind a shared secret."""
+
+import asyncio
+import hmac
+
+import structlog
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dsec.api.base import WireModel
+from dsec.api.internal import CreatesCall, EndCall
+from dsec.api.wire import ErrorBody
+from dsec.controllers.controller import Controller, NotLeadingError
+from dsec.journal.bindlog import FencedError
+from dsec.world.objects import ObjectStoreError
+
+LARGEST_BODY = 256 << 20
+"""Ten thousand creates, each with a large item; the gateway has bounded them before."""
+
+
+def build_app(controller: Controller, secret: str) -> Starlette:
+    """Return the application. Every call but the probes needs `Authorization: Bearer <secret>`."""
+
+    def granted(request: Request) -> bool:
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {secret}".encode())
+
+    async def create(request: Request) -> Response:
+        if not granted(request):
+            return _error(403, "denied", "the internal API is for gateways")
+        return await _answer(request, CreatesCall, controller.create)
+
+    async def end(request: Request) -> Response:
+        if not granted(request):
+            return _error(403, "denied", "the internal API is for gateways")
+        return await _answer(request, EndCall, controller.end)
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"leading": controller.leading, "epoch": controller.epoch})
+
+    return Starlette(
+        routes=[
+            Route("/internal/v1/creates", create, methods=["POST"]),
+            Route("/internal/v1/end", end, methods=["POST"]),
+            Route("/healthz", health),
+            # a candidate is ready, too: it takes over when the leader goes
+            Route("/readyz", health),
+        ]
+    )
+
+
+async def _answer(request: Request, model: type, act: object) -> Response:
+    """Read a call, act on it, and turn what is raised into an answer."""
+    body = await request.body()
+    if len(body) > LARGEST_BODY:
+        return _error(413, "too-large", f"at most {LARGEST_BODY} bytes")
+    try:
+        call = model.model_validate_json(body)  # type: ignore[attr-defined]
+    except ValidationError as problem:
+        return _error(422, "invalid", str(problem))
+    correlation = getattr(call, "correlation_id", "")
+    structlog.contextvars.bind_contextvars(correlation=correlation)
+    try:
+        answer: WireModel = await act(call)  # type: ignore[operator]
+    except (NotLeadingError, FencedError, asyncio.CancelledError) as problem:
+        if isinstance(problem, asyncio.CancelledError) and not _term_ended():
+            raise
+        return _error(503, "control-plane", f"no leader answers here: {problem}")
+    except ObjectStoreError as problem:
+        return _error(503, "control-plane", f"the object store is away: {problem}")
+    except LookupError as problem:
+        return _error(422, "invalid", str(problem))
+    return Response(
+        answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json"
+    )
+
+
+def _term_ended() -> bool:
+    """Tell a cancelled question (the term is over) from a caller that has gone."""
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}  # noqa: PLR2004 - HTTP
+    return JSONResponse(ErrorBody(code=code, message=message).wire(), status, headers)

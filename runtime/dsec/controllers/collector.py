@@ -1,0 +1,171 @@
+"""Takes what agents report: records ends, fences copies that do not count, gives up lost nodes.
+
+Order for each end: the final status is stored, then the end is a row of the bind log, then the
+agent may forget it. A copy that is not the bound one is stopped as `fenced`, and nothing of its
+end is kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import structlog
+
+from dsec.api.reasons import EndReason
+from dsec.api.sandbox import End, SandboxState, SandboxStatus
+from dsec.api.wire import NodeState
+from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.fleet import Fleet
+from dsec.journal.bindings import Binding, Row
+from dsec.journal.bindlog import BindLog
+from dsec.journal.history import HistoryWriter
+from dsec.journal.results import write_results
+from dsec.world.agents import NodeMemory
+from dsec.world.clock import Clock
+from dsec.world.objects import ObjectStore
+
+SWEEP_SECONDS = 2.0
+
+log = structlog.get_logger()
+
+
+def closed_status(binding: Binding, reason: EndReason, message: str, clock: Clock) -> SandboxStatus:
+    """Return the final status of a sandbox that its agent cannot report."""
+    return SandboxStatus(
+        identity=binding.spec.identity,
+        state=SandboxState.ENDED,
+        node=binding.node,
+        resources=binding.spec.resources,
+        image=binding.spec.image,
+        message=message,
+        times={SandboxState.BOUND: binding.bound_at or binding.at, SandboxState.ENDED: clock.now()},
+        end=End(reason=reason, message=message, archive_partial=True),
+    )
+
+
+class Collector:
+    """Of one term. `take` is called after each answer of an agent, `sweep` runs as a task."""
+
+    def __init__(
+        self,
+        bind_log: BindLog,
+        objects: ObjectStore,
+        clock: Clock,
+        history: HistoryWriter,
+        *,
+        changed: Callable[[Sequence[Binding]], None],
+    ) -> None:
+        """`changed` is told of every binding whose state moved."""
+        self._log = bind_log
+        self._objects = objects
+        self._clock = clock
+        self._history = history
+        self._changed = changed
+        self._batch = 0
+        self._ending = asyncio.Lock()
+
+    async def take(self, memory: NodeMemory, answer: NodeState, dispatcher: Dispatcher) -> None:
+        """Act on what an agent says has changed. Raises FencedError, ObjectStoreError."""
+        state, node = self._log.state, memory.name
+        if answer.epoch > self._log.epoch:
+            dispatcher.stale.set()
+            return
+        ended: list[SandboxStatus] = []
+        finished: list[str] = []
+        moved: list[Binding] = []
+        present = [status.identity.id for status in answer.sandboxes]
+        for status in answer.sandboxes:
+            sandbox = status.identity.id
+            binding = state.by_id.get(sandbox)
+            effective = state.effective(sandbox, node)
+            if status.state is SandboxState.ENDED:
+                finished.append(sandbox)
+                if effective:
+                    ended.append(status)
+            elif effective and binding is not None:
+                dispatcher.confirm(node, [sandbox])
+                moved.append(binding)
+            else:
+                message = "the bind log has another copy, or none"
+                dispatcher.stop(node, sandbox, EndReason.FENCED, message)
+                log.warning("fencing a copy", sandbox=sandbox, node=node)
+        if answer.full:
+            ended += [
+                closed_status(
+                    state.by_id[sandbox],
+                    EndReason.NODE_LOST,
+                    "the agent came back and does not know it any more",
+                    self._clock,
+                )
+                for sandbox in dispatcher.lost(node, present)
+            ]
+        await self.end(ended)
+        if finished:
+            dispatcher.acknowledge(node, finished)
+        dispatcher.wake(node)
+        if moved:
+            self._changed(moved)
+
+    async def end(self, statuses: Sequence[SandboxStatus]) -> None:
+        """Record ends durably. Raises FencedError, ObjectStoreError."""
+        async with self._ending:
+            live = [s for s in statuses if self._live(s.identity.id)]
+            if not live:
+                return
+            rows: list[Row] = []
+            place = _experiment_of
+            for (project, experiment), group in groupby(sorted(live, key=place), key=place):
+                self._batch += 1
+                name = f"{self._log.epoch:08d}-{self._batch:08d}"
+                members = list(group)
+                where = await write_results(self._objects, project, experiment, name, members)
+                rows += [
+                    Row(
+                        kind="end",
+                        at=self._clock.now(),
+                        id=status.identity.id,
+                        reason=status.end.reason if status.end else EndReason.INFRASTRUCTURE,
+                        result=where[status.identity.id],
+                    )
+                    for status in members
+                ]
+            await self._log.append(rows)
+        bindings = [self._log.state.by_id[row.id] for row in rows]
+        for binding in bindings:
+            if binding.reason is not None and binding.reason.blames_platform:
+                identity = binding.spec.identity
+                self._history.add(
+                    "sandbox-closed",
+                    tenant=binding.tenant,
+                    experiment=identity.experiment,
+                    sandbox=binding.id,
+                    reason=binding.reason.value,
+                    node=binding.node,
+                    correlationId=identity.correlation_id,
+                )
+        self._changed(bindings)
+
+    async def sweep(self, fleet: Fleet) -> None:
+        """Give up, again and again, what is bound to nodes that stay silent too long."""
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            for node in self._log.state.nodes():
+                silent = fleet.silent_for(node)
+                lost = [b for b in self._log.state.on_node(node) if silent > b.patience]
+                if not lost:
+                    continue
+                log.warning("node given up", node=node, silent=round(silent), sandboxes=len(lost))
+                message = (
+                    f"node {node} gave no sign for {silent:.0f} s; a newer copy may run elsewhere"
+                )
+                await self.end(
+                    [closed_status(b, EndReason.NODE_LOST, message, self._clock) for b in lost]
+                )
+
+    def _live(self, sandbox: str) -> bool:
+        binding = self._log.state.by_id.get(sandbox)
+        return binding is not None and binding.live
+
+
+def _experiment_of(status: SandboxStatus) -> tuple[str, str]:
+    return status.identity.project, status.identity.experiment

@@ -1,0 +1,130 @@
+"""The controller: stands for election, and serves one term after the other.
+
+`run` is started by the composition root and ends by cancelling, or with the exception that ended a
+term when `exit_on_loss` is set: a real process then exits and starts afresh, because a process that
+lost its office may be late in everything it believes.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from dsec.api.internal import CreatesCall, EndCall, EndOutcome
+from dsec.api.wire import KeyedAnswers
+from dsec.controllers.election import Election, OfficeLostError
+from dsec.controllers.term import Term, World
+from dsec.journal.bindlog import BindLog, FencedError
+from dsec.journal.history import HistoryWriter
+from dsec.world.objects import ObjectStoreError
+from dsec.world.records import RecordsError
+
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger()
+
+
+class NotLeadingError(Exception):
+    """This controller does not lead now, or its records are not read yet: try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """One controller process. `endpoint` is where gateways reach its internal API."""
+
+    identity: str
+    endpoint: str
+    namespace: str = "dsec-system"
+    region: str = "local"
+    exit_on_loss: bool = True
+
+
+class Controller:
+    """One candidate and, while it leads, its term."""
+
+    def __init__(self, world: World, config: ControllerConfig) -> None:
+        self._world = world
+        self._config = config
+        self.term: Term | None = None
+        self.epoch = 0
+
+    async def run(self) -> None:
+        """Stand for election and serve, for ever."""
+        while True:
+            try:
+                await self._serve_once()
+            except (FencedError, OfficeLostError) as problem:
+                log.warning("term is over", epoch=self.epoch, why=str(problem))
+                if self._config.exit_on_loss:
+                    raise
+            except (ObjectStoreError, RecordsError) as problem:
+                log.warning("cannot lead now", why=str(problem))
+            await self._world.clock.sleep(RETRY_SECONDS)
+
+    async def create(self, call: CreatesCall) -> KeyedAnswers:
+        """Bind a batch of keyed creates. Raises NotLeadingError, LookupError."""
+        return await self._leading().create(call)
+
+    async def end(self, call: EndCall) -> EndOutcome:
+        """End sandboxes of a project. Raises NotLeadingError."""
+        return await self._leading().end(call)
+
+    @property
+    def leading(self) -> bool:
+        """True while this controller takes calls."""
+        return self.term is not None and self.term.ready.is_set()
+
+    def _leading(self) -> Term:
+        if self.term is None or not self.term.ready.is_set():
+            raise NotLeadingError("this controller does not lead")
+        return self.term
+
+    async def _serve_once(self) -> None:
+        world, config = self._world, self._config
+        bind_log = BindLog(world.objects, world.clock, config.identity)
+        await bind_log.open()
+        election = Election(
+            world.records,
+            world.clock,
+            identity=config.identity,
+            endpoint=config.endpoint,
+            namespace=config.namespace,
+        )
+        epoch = await election.acquire(bind_log.state.epoch)
+        holding = asyncio.ensure_future(election.hold())
+        try:
+            await self._serve_term(bind_log, epoch, holding)
+        finally:
+            self.term = None
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            await election.release()
+
+    async def _serve_term(
+        self, bind_log: BindLog, epoch: int, holding: "asyncio.Future[None]"
+    ) -> None:
+        # what was written while this candidate waited
+        await bind_log.refresh()
+        await bind_log.begin(epoch)
+        self.epoch = epoch
+        history = HistoryWriter(
+            self._world.objects,
+            self._world.clock,
+            node=f"controller-{self._config.identity}",
+            boot_id=f"epoch-{epoch}",
+            region=self._config.region,
+        )
+        self.term = Term(self._world, bind_log, history)
+        log.info("term begins", epoch=epoch, live=sum(1 for _ in bind_log.state.live()))
+        serving = asyncio.ensure_future(self.term.run())
+        writing = asyncio.ensure_future(history.run())
+        try:
+            await asyncio.wait({serving, holding}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (holding, serving):
+                if task.done():
+                    task.result()
+        finally:
+            self.term = None
+            serving.cancel()
+            writing.cancel()
+            await asyncio.gather(serving, writing, return_exceptions=True)

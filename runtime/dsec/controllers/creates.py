@@ -1,0 +1,323 @@
+"""The placer: every sandbox, keyed create or replica, passes through this one gate.
+
+One round: quota (a one-shot lease: admitted here, booked by the append, returned by the end),
+placement, one append to the bind log for the whole batch, and only then calls to agents. Requests
+without room wait in order of arrival. One task per term; a crash loses nothing but the questions
+of callers, who repeat them by key.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from dsec.api.reasons import EndReason, PendingReason
+from dsec.api.sandbox import SandboxState
+from dsec.api.tenant import Amounts
+from dsec.api.wire import KeyedAnswer
+from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.fleet import Fleet
+from dsec.controllers.ledger import admit, booked
+from dsec.journal.bindings import Binding, Row
+from dsec.journal.bindlog import BindLog
+from dsec.journal.history import HistoryWriter
+from dsec.placement.core import Decision, Request, place
+from dsec.placement.refusal import Refusal
+from dsec.placement.words import explain
+from dsec.world.clock import Clock
+
+SETTLE_SECONDS = 5.0
+"""How long a caller waits for agents to answer before it is told `unknown`."""
+RETRY_AFTER = 1.0
+AVOID_SECONDS = 5.0
+"""A node whose agent refused a request is not asked for it again for this long."""
+TICK_SECONDS = 5.0
+"""Waiting requests are looked at this often even if no event says that room came free."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Demand:
+    """Replicas that an experiment misses. Replaced as a whole by each reconcile."""
+
+    candidates: list[Binding]
+    refused: dict[str, tuple[Refusal, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Submission:
+    """Creates of one caller. `wants` become bindings unless their key is known."""
+
+    wants: list[Binding]
+    done: asyncio.Future[None]
+
+
+class Placer:
+    """Of one term."""
+
+    def __init__(
+        self,
+        bind_log: BindLog,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        *,
+        clock: Clock,
+        history: HistoryWriter,
+        limits: Callable[[], Mapping[str, Amounts]],
+        changed: Callable[[Sequence[Binding]], None],
+    ) -> None:
+        """`limits` returns the quota of each tenant, `changed` is told of what was bound."""
+        self._log = bind_log
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._history = history
+        self._limits = limits
+        self._changed = changed
+        self._inbox: list[_Submission] = []
+        self._demands: dict[str, Demand] = {}
+        self._refused_by: dict[str, dict[str, float]] = {}
+        self._returned: dict[str, str] = {}
+        self._why: dict[str, tuple[Refusal, ...]] = {}
+        self._wake = asyncio.Event()
+
+    # ------------------------------------------------------------------ what others ask
+
+    async def submit(self, wants: Sequence[Binding]) -> list[KeyedAnswer]:
+        """Bind keyed creates; one answer per want, in order. Raises FencedError."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.append(_Submission(list(wants), done))
+        self._wake.set()
+        await done
+        fresh = [want.id for want in wants if want.id in self._log.state.by_id]
+        await self._dispatcher.settle(fresh, SETTLE_SECONDS)
+        return [self._answer(want) for want in wants]
+
+    def demand(self, uid: str, candidates: list[Binding]) -> None:
+        """Say which replicas an experiment misses now; an empty list: none."""
+        if not candidates:
+            self._demands.pop(uid, None)
+            return
+        old = self._demands.get(uid)
+        same = old is not None and [c.id for c in old.candidates] == [c.id for c in candidates]
+        refused = old.refused if old is not None and same else {}
+        self._demands[uid] = Demand(candidates, refused)
+        if not same:
+            self._wake.set()
+
+    def missing(self, uid: str) -> list[Binding]:
+        """Return the replicas that an experiment still waits for, as last demanded."""
+        demand = self._demands.get(uid)
+        return demand.candidates if demand else []
+
+    def why(self, sandbox: str, uid: str = "") -> tuple[Refusal, ...]:
+        """Return why a request waits; empty before its first round."""
+        demand = self._demands.get(uid)
+        return (demand.refused if demand else {}).get(sandbox) or self._why.get(sandbox, ())
+
+    def refused(self, sandbox: str, node: str, reason: str) -> None:
+        """Take note that an agent turned a create down: it goes to another node."""
+        until = self._clock.monotonic() + AVOID_SECONDS
+        self._refused_by.setdefault(sandbox, {})[node] = until
+        self._returned[sandbox] = node
+        log.info("agent refused", sandbox=sandbox, node=node, reason=reason)
+        self._wake.set()
+
+    def kick(self) -> None:
+        """Look again: room may have come free."""
+        self._wake.set()
+
+    # ------------------------------------------------------------------ the loop
+
+    async def run(self) -> None:
+        """Serve rounds for ever. Raises FencedError, ObjectStoreError: the term is over then."""
+        try:
+            while True:
+                timer = asyncio.ensure_future(self._clock.sleep(TICK_SECONDS))
+                woken = asyncio.ensure_future(self._wake.wait())
+                await asyncio.wait({timer, woken}, return_when=asyncio.FIRST_COMPLETED)
+                timer.cancel()
+                woken.cancel()
+                self._wake.clear()
+                await self._round()
+        finally:
+            for submission in self._inbox:
+                submission.done.cancel()
+
+    async def _round(self) -> None:
+        submissions, self._inbox = self._inbox, []
+        try:
+            await self._give_back()
+            fresh = self._fresh(submissions)
+            wanted = sorted(
+                [*self._log.state.waiting(), *fresh, *self._candidates()],
+                key=lambda binding: (-binding.priority, binding.at, binding.order),
+            )
+            rows = self._decide(wanted, {binding.id for binding in fresh}) if wanted else []
+            await self._log.append(rows)
+        except BaseException:
+            for submission in submissions:
+                submission.done.cancel()
+            raise
+        bound = [self._log.state.by_id[i] for i in (_id(row) for row in rows if row.kind == "bind")]
+        self._announce(bound)
+        for submission in submissions:
+            if not submission.done.done():
+                submission.done.set_result(None)
+
+    async def _give_back(self) -> None:
+        """Make what agents refused wait again."""
+        returned, self._returned = self._returned, {}
+        await self._log.append(
+            [
+                Row(kind="bind", at=self._clock.now(), id=sandbox, node="")
+                for sandbox, node in returned.items()
+                if self._log.state.effective(sandbox, node)
+            ]
+        )
+
+    def _fresh(self, submissions: Sequence[_Submission]) -> list[Binding]:
+        """Return wants whose key is new, or whose earlier sandbox was lost with its node."""
+        fresh: dict[tuple[str, str], Binding] = {}
+        order = self._log.state.next_order()
+        for submission in submissions:
+            for want in submission.wants:
+                known = self._log.state.key(want.tenant, want.key)
+                if (want.tenant, want.key) in fresh:
+                    continue
+                if known is not None:
+                    if not _replaceable(known) or known.body_hash != want.body_hash:
+                        continue
+                    want.spec.identity.incarnation = known.spec.identity.incarnation + 1
+                want.order = order
+                order += 1
+                fresh[want.tenant, want.key] = want
+        return list(fresh.values())
+
+    def _candidates(self) -> list[Binding]:
+        bound = self._log.state.by_id
+        return [c for d in self._demands.values() for c in d.candidates if c.id not in bound]
+
+    def _decide(self, wanted: list[Binding], fresh: set[str]) -> list[Row]:
+        """Return the rows of one round; keeps the reasons of what has to wait."""
+        state, now = self._log.state, self._clock.now()
+        admitted, over = admit(wanted, state.live(), self._limits())
+        view = booked(self._fleet.views(), state.live())
+        found = place(view, [self._request(binding) for binding in admitted])
+        decisions = {decision.id: decision for decision in found}
+        self._why = {}
+        rows: list[Row] = []
+        for binding in wanted:
+            quota = over.get(binding.id)
+            decision = decisions.get(binding.id) or Decision(
+                binding.id, refusals=(quota,) if quota else ()
+            )
+            waiting = binding.id in state.by_id
+            if decision.node and waiting:
+                rows.append(
+                    Row(
+                        kind="bind",
+                        at=now,
+                        id=binding.id,
+                        node=decision.node,
+                        devices=list(decision.devices),
+                    )
+                )
+            elif decision.node:
+                binding.node, binding.bound_at = decision.node, now
+                binding.spec.devices = list(decision.devices)
+                rows.append(Row(kind="bind", at=now, binding=binding))
+            else:
+                self._keep_reason(binding, decision.refusals)
+                if binding.id in fresh:
+                    rows.append(Row(kind="want", at=now, binding=binding))
+        return rows
+
+    def _keep_reason(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
+        demand = self._demands.get(binding.spec.identity.experiment_uid)
+        if demand is not None and binding.id not in self._log.state.by_id:
+            news = demand.refused.get(binding.id) != refusals
+            demand.refused[binding.id] = refusals
+            if news:
+                self._changed([binding])
+        else:
+            self._why[binding.id] = refusals
+
+    def _request(self, binding: Binding) -> Request:
+        now, needs = self._clock.monotonic(), binding.needs
+        avoid = self._refused_by.get(binding.id, {})
+        return Request(
+            id=binding.id,
+            resources=binding.spec.resources,
+            isolation=binding.spec.isolation,
+            labels=tuple(sorted(needs.node_labels.items())),
+            pools=tuple(needs.pools),
+            gpu_model=needs.gpu_model,
+            gang=binding.gang,
+            simulated=needs.simulated,
+            avoid=tuple(sorted(node for node, until in avoid.items() if until > now)),
+        )
+
+    def _announce(self, bound: Sequence[Binding]) -> None:
+        for binding in bound:
+            identity = binding.spec.identity
+            self._history.add(
+                "sandbox-placed",
+                tenant=binding.tenant,
+                experiment=identity.experiment,
+                sandbox=binding.id,
+                key=binding.key,
+                node=binding.node,
+                devices=binding.spec.devices,
+                incarnation=identity.incarnation,
+                correlationId=identity.correlation_id,
+            )
+        for node in dict.fromkeys(binding.node for binding in bound):
+            self._dispatcher.wake(node)
+        if bound:
+            log.info("bound", sandboxes=len(bound), epoch=self._log.epoch)
+            self._changed(bound)
+
+    # ------------------------------------------------------------------ answers
+
+    def _answer(self, want: Binding) -> KeyedAnswer:
+        binding = self._log.state.key(want.tenant, want.key)
+        if binding is None:
+            return KeyedAnswer(key=want.key, outcome="unknown", retry_after_seconds=RETRY_AFTER)
+        if binding.body_hash != want.body_hash:
+            message = f"the key belongs to sandbox {binding.id}, which was asked for differently"
+            return KeyedAnswer(key=want.key, outcome="conflict", id=binding.id, message=message)
+        answer = KeyedAnswer(key=want.key, outcome="exists", id=binding.id, node=binding.node)
+        if not binding.live:
+            answer.state = SandboxState.ENDED
+            answer.message = f"ended: {binding.reason.value if binding.reason else 'unknown'}"
+        elif not binding.node:
+            waits = self._why.get(binding.id) or (
+                Refusal(PendingReason.CONTROL_PLANE, "leader", 1),
+            )
+            answer.outcome, answer.state = "pending", SandboxState.PENDING
+            answer.message = explain(waits)
+        elif not self._reachable(binding):
+            answer.outcome, answer.retry_after_seconds = "unknown", RETRY_AFTER
+            answer.message = f"node {binding.node} is silent; ask again with the same key"
+        else:
+            status = self._fleet.status(binding.id, binding.node)
+            answer.state = status.state if status else SandboxState.BOUND
+            if binding.id == want.id:
+                answer.outcome = "bound"
+        return answer
+
+    def _reachable(self, binding: Binding) -> bool:
+        known = self._dispatcher.confirmed(binding.id, binding.node)
+        return known and self._fleet.answers(binding.node)
+
+
+def _replaceable(binding: Binding) -> bool:
+    """True where a key is served anew: the node of its sandbox was lost."""
+    return not binding.live and binding.reason in {EndReason.NODE_LOST, EndReason.FENCED}
+
+
+def _id(row: Row) -> str:
+    return row.binding.id if row.binding else row.id

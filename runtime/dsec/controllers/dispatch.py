@@ -1,0 +1,208 @@
+"""Tells agents what was decided: one call at a time per node, repeated until it has an answer.
+
+What must be told is computed from the bind log and the agent's own state at each step, so a lost
+call, a lost reply or a new leader needs no memory: the same question is asked again, by id.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from dsec.api.reasons import EndReason
+from dsec.api.wire import StopCall
+from dsec.controllers.fleet import Fleet
+from dsec.journal.bindings import Bindings
+from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
+from dsec.world.clock import Clock, Randomness
+
+BATCH = 500
+"""Creates in one call: a few hundred kilobytes, accepted by one group commit."""
+FIRST_RETRY, LAST_RETRY = 0.3, 5.0
+
+log = structlog.get_logger()
+
+
+class Dispatcher:
+    """One worker per node with something to say. Started and stopped with the term."""
+
+    def __init__(
+        self,
+        epoch: int,
+        state: Bindings,
+        fleet: Fleet,
+        *,
+        clock: Clock,
+        randomness: Randomness,
+        on_refused: Callable[[str, str, str], None],
+    ) -> None:
+        """`on_refused(id, node, reason)` is told of each create that an agent turned down."""
+        self._epoch = epoch
+        self._state = state
+        self._fleet = fleet
+        self._clock = clock
+        self._randomness = randomness
+        self._on_refused = on_refused
+        self._confirmed: dict[str, str] = {}
+        self._stops: dict[str, dict[str, tuple[EndReason, str]]] = {}
+        self._acks: dict[str, set[str]] = {}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._wakes: dict[str, asyncio.Event] = {}
+        self._progress = asyncio.Condition()
+        self.stale = asyncio.Event()
+
+    def wake(self, node: str) -> None:
+        """Let a node's worker look at what its agent should be told."""
+        self._wakes.setdefault(node, asyncio.Event()).set()
+        worker = self._workers.get(node)
+        if worker is None or worker.done():
+            self._workers[node] = asyncio.create_task(self._work(node), name=f"dispatch-{node}")
+
+    def confirm(self, node: str, ids: Iterable[str]) -> None:
+        """Take note that an agent has these sandboxes."""
+        for sandbox in ids:
+            self._confirmed[sandbox] = node
+
+    def confirmed(self, sandbox: str, node: str) -> bool:
+        """Return whether that node's agent is known to have a sandbox."""
+        return self._confirmed.get(sandbox) == node
+
+    def lost(self, node: str, known: Iterable[str]) -> list[str]:
+        """Given all ids that a restarted agent knows, return those confirmed there and now gone."""
+        present = set(known)
+        return [
+            binding.id
+            for binding in self._state.on_node(node)
+            if self.confirmed(binding.id, node) and binding.id not in present
+        ]
+
+    def stop(self, node: str, sandbox: str, reason: EndReason, message: str) -> None:
+        """Ask for the end of a sandbox on a node; repeated until the agent has taken it."""
+        self._stops.setdefault(node, {})[sandbox] = (reason, message)
+        self.wake(node)
+
+    def stopping(self, node: str, sandbox: str) -> bool:
+        """Return whether a stop still waits to be taken."""
+        return sandbox in self._stops.get(node, {})
+
+    def acknowledge(self, node: str, ids: Iterable[str]) -> None:
+        """Tell an agent that ends are recorded; repeated until it has taken it."""
+        self._acks.setdefault(node, set()).update(ids)
+        self.wake(node)
+
+    async def settle(self, ids: Iterable[str], seconds: float) -> None:
+        """Wait until each of these is confirmed, ended or without a node, at most so long."""
+        open_ids = set(ids)
+
+        def settled() -> bool:
+            for sandbox in list(open_ids):
+                binding = self._state.by_id.get(sandbox)
+                if (
+                    binding is None
+                    or not binding.live
+                    or not binding.node
+                    or self.confirmed(sandbox, binding.node)
+                ):
+                    open_ids.discard(sandbox)
+            return not open_ids
+
+        await self._until(settled, seconds)
+
+    async def stopped(self, ids: Iterable[str], seconds: float) -> bool:
+        """Wait until no stop of these is left to be taken; False when the time is over first."""
+        wanted = set(ids)
+
+        def taken() -> bool:
+            return all(wanted.isdisjoint(stops) for stops in self._stops.values())
+
+        await self._until(taken, seconds)
+        return taken()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        timer = asyncio.create_task(self._clock.sleep(seconds))
+        timer.add_done_callback(lambda _: asyncio.ensure_future(self._tell()))
+        try:
+            async with self._progress:
+                await self._progress.wait_for(lambda: condition() or timer.done())
+        finally:
+            timer.cancel()
+
+    async def close(self) -> None:
+        """Stop all workers."""
+        workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _tell(self) -> None:
+        async with self._progress:
+            self._progress.notify_all()
+
+    async def _work(self, node: str) -> None:
+        failures = 0
+        wake = self._wakes[node]
+        while True:
+            wake.clear()
+            watch = self._fleet.watch(node)
+            if watch is None:
+                await wake.wait()
+                continue
+            try:
+                busy = await self._step(node)
+                failures = 0
+            except AgentStaleError as problem:
+                log.warning("an agent has seen a later leader", node=node, error=str(problem))
+                self.stale.set()
+                return
+            except (AgentSilentError, AgentRefusedError) as problem:
+                failures += 1
+                if failures == 1:
+                    log.warning("agent call has no outcome", node=node, error=str(problem))
+                pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(failures, 8))
+                await self._clock.sleep(pause * (0.5 + self._randomness.random() / 2))
+                continue
+            if not busy:
+                await wake.wait()
+
+    async def _step(self, node: str) -> bool:
+        """Make one call where one is due. False: there is nothing to say."""
+        watch = self._fleet.watch(node)
+        if watch is None:
+            return False
+        due = [b for b in self._state.on_node(node) if not self.confirmed(b.id, node)][:BATCH]
+        if due:
+            answers = await watch.client.create(self._epoch, [b.spec for b in due])
+            for answer in answers:
+                if answer.accepted:
+                    self._confirmed[answer.id] = node
+                else:
+                    self._on_refused(answer.id, node, answer.reason)
+            await self._tell()
+            # refused ones are moved by the placer; asking again at once would only spin
+            return any(answer.accepted for answer in answers)
+        return await self._stop_some(node) or await self._acknowledge_some(node)
+
+    async def _stop_some(self, node: str) -> bool:
+        watch, stops = self._fleet.watch(node), self._stops.get(node, {})
+        if watch is None or not stops:
+            return False
+        reason, message = next(iter(stops.values()))
+        ids = [i for i, why in stops.items() if why == (reason, message)][:BATCH]
+        call = StopCall(epoch=self._epoch, ids=ids, reason=reason.value, message=message)
+        await watch.client.stop(call)
+        for sandbox in ids:
+            stops.pop(sandbox, None)
+        await self._tell()
+        return True
+
+    async def _acknowledge_some(self, node: str) -> bool:
+        watch, acks = self._fleet.watch(node), self._acks.get(node, set())
+        if watch is None or not acks:
+            return False
+        ids = sorted(acks)[:BATCH]
+        await watch.client.acknowledge(self._epoch, ids)
+        watch.memory.forget(ids)
+        acks.difference_update(ids)
+        for sandbox in ids:
+            self._confirmed.pop(sandbox, None)
+        return True

@@ -1,0 +1,266 @@
+"""The Experiment controller: one reconcile brings an experiment to what it asks for.
+
+Steps, in order: finalizer, deletion, resolve, freeze, replicas, status. Each is idempotent; the
+status is written once per reconcile, and only when it says something new.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from dsec.api.documents import resolve
+from dsec.api.documents.resolve import gaps
+from dsec.api.experiment import Completion
+from dsec.api.meta import TENANT_LABEL
+from dsec.api.nodes import AgentSettings
+from dsec.api.reasons import EndReason
+from dsec.api.records import Experiment, Tenant
+from dsec.api.sandbox import SandboxStatus
+from dsec.api.status import ExperimentStatus, OverrideKind, Resolved
+from dsec.api.tenant import TenantSpec
+from dsec.controllers.creates import Placer
+from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.fleet import Fleet
+from dsec.controllers.replicas import Plan, current, desired_of, plan
+from dsec.controllers.specs import new_id, replica_binding
+from dsec.controllers.statuses import Facts, refused_status, status_of
+from dsec.journal.bindings import Binding, Row
+from dsec.journal.bindlog import BindLog
+from dsec.journal.history import HistoryWriter
+from dsec.journal.inputs import Inputs
+from dsec.world.cache import Cache, Key
+from dsec.world.clock import Clock, Randomness
+from dsec.world.records import RecordNotFoundError, Records
+
+FINALIZER = "dsec.dev/collect"
+"""Keeps the record until every sandbox is collected, archived and destroyed."""
+STATUS_SECONDS = 1.0
+"""Least time between two status writes of one experiment: records have a low write rate."""
+STOP_REPEAT_SECONDS = 10.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the reconciler works with; all of one term."""
+
+    records: Records
+    experiments: Cache
+    namespaces: Cache
+    tenants: Cache
+    bind_log: BindLog
+    placer: Placer
+    dispatcher: Dispatcher
+    fleet: Fleet
+    inputs: Inputs
+    history: HistoryWriter
+    clock: Clock
+    randomness: Randomness
+
+
+@dataclass(slots=True)
+class Experiments:
+    """The reconciler. In memory are only times of last writes: losing them repeats a write."""
+
+    parts: Parts
+    _written: dict[str, float] = field(default_factory=dict)
+    _candidates: dict[tuple[str, str, int, int], Binding] = field(default_factory=dict)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one experiment to what it asks for."""
+        record = self.parts.experiments.get(key)
+        if record is None:
+            return None
+        experiment = Experiment.model_validate(record)
+        if experiment.metadata.deletion_timestamp is not None:
+            return await self._delete(experiment)
+        if FINALIZER not in experiment.metadata.finalizers:
+            return await self._protect(key)
+        rights = self._rights(experiment)
+        if rights is None:
+            await self._write(experiment, refused_status(experiment, "", self.parts.clock.now()))
+            return 5.0
+        tenant, spec = rights
+        resolved = self._resolve(experiment, tenant, spec)
+        mistakes = gaps(resolved.spec)
+        if mistakes:
+            message = "; ".join(str(one) for one in mistakes)
+            now = self.parts.clock.now()
+            await self._write(experiment, refused_status(experiment, message, now))
+            return None
+        return await self._run(experiment, resolved, spec)
+
+    async def _run(
+        self, experiment: Experiment, resolved: Resolved, rights: TenantSpec
+    ) -> float | None:
+        parts, uid, now = self.parts, experiment.metadata.uid, self.parts.clock.now()
+        overrides = current(experiment.status.overrides, resolved.spec.roles, now)
+        frozen = any(one.kind is OverrideKind.FREEZE for one in overrides)
+        bindings = parts.bind_log.state.of_experiment(uid)
+        plans = [
+            plan(role, desired_of(role, overrides), bindings, now) for role in resolved.spec.roles
+        ]
+        if frozen:
+            parts.placer.demand(uid, [])
+            self._stop([b for b in bindings if b.live], EndReason.FROZEN, "the task was frozen")
+        else:
+            for one in plans:
+                self._stop(one.surplus, EndReason.STOPPED, "scaled down")
+            missing = await self._missing(experiment, resolved, rights, plans)
+            parts.placer.demand(uid, missing)
+        facts = Facts(
+            plans=plans,
+            bindings=bindings,
+            waiting=parts.placer.missing(uid),
+            why={b.id: parts.placer.why(b.id, uid) for b in parts.placer.missing(uid)},
+            statuses=self._statuses(bindings),
+            overrides=overrides,
+            frozen=frozen,
+        )
+        status = status_of(experiment, resolved, facts, now)
+        wait = await self._write(experiment, status)
+        looks = [one.next_look for one in plans if one.next_look is not None and not frozen]
+        if wait is not None:
+            looks.append(wait)
+        return min(looks) if looks else None
+
+    # ------------------------------------------------------------------ steps
+
+    async def _protect(self, key: Key) -> float | None:
+        record = await self.parts.records.get("Experiment", key[1], key[0])
+        meta = record["metadata"]
+        meta["finalizers"] = [*meta.get("finalizers", []), FINALIZER]
+        self.parts.experiments.put(await self.parts.records.replace(record))
+        return 0.0
+
+    async def _delete(self, experiment: Experiment) -> float | None:
+        """End every sandbox, forget the bindings, let the record go. In that order."""
+        parts, meta = self.parts, experiment.metadata
+        parts.placer.demand(meta.uid, [])
+        live = [b for b in parts.bind_log.state.of_experiment(meta.uid) if b.live]
+        if live:
+            self._stop(live, EndReason.STOPPED, "the task was deleted")
+            return STOP_REPEAT_SECONDS
+        if parts.bind_log.state.of_experiment(meta.uid):
+            now = parts.clock.now()
+            await parts.bind_log.append([Row(kind="forget", at=now, experiment_uid=meta.uid)])
+        self._candidates = {k: v for k, v in self._candidates.items() if k[0] != meta.uid}
+        self._written.pop(meta.uid, None)
+        if FINALIZER in meta.finalizers:
+            try:
+                record = await parts.records.get("Experiment", meta.name, meta.namespace)
+            except RecordNotFoundError:
+                return None
+            if record["metadata"]["uid"] != meta.uid:
+                return None
+            kept = [one for one in record["metadata"]["finalizers"] if one != FINALIZER]
+            record["metadata"]["finalizers"] = kept
+            await parts.records.replace(record)
+            parts.history.add("experiment-deleted", experiment=meta.name, project=meta.namespace)
+        return None
+
+    def _rights(self, experiment: Experiment) -> tuple[str, TenantSpec] | None:
+        """Return the tenant of the experiment's namespace: never the one that it names itself."""
+        namespace = self.parts.namespaces.get(("", experiment.metadata.namespace))
+        labels = (namespace or {}).get("metadata", {}).get("labels", {})
+        name = labels.get(TENANT_LABEL, "")
+        record = self.parts.tenants.get(("", name))
+        if record is None:
+            return None
+        return name, Tenant.model_validate(record).spec
+
+    def _resolve(self, experiment: Experiment, tenant: str, rights: TenantSpec) -> Resolved:
+        """Return the decided form: once per generation, so that later defaults change nothing."""
+        known, generation = experiment.status.resolved, experiment.metadata.generation
+        if known is not None and known.generation == generation:
+            return known
+        fresh = resolve(experiment.spec, tenant=tenant, rights=rights)
+        fresh.generation = generation
+        return fresh
+
+    async def _missing(
+        self,
+        experiment: Experiment,
+        resolved: Resolved,
+        rights: TenantSpec,
+        plans: Sequence[Plan],
+    ) -> list[Binding]:
+        """Return bindings for the replicas that are missing, the same ones at each call."""
+        uid = experiment.metadata.uid
+        # the first start of what is kept running is all or nothing; later replacements are single
+        first = not any(one.slots for one in plans)
+        fresh: dict[tuple[str, str, int, int], Binding] = {}
+        for one in plans:
+            role = one.role
+            for slot in one.create:
+                key = (uid, role.name, slot.index, slot.incarnation)
+                known = self._candidates.get(key)
+                if known is None or known.body_hash != f"{uid}/{resolved.generation}":
+                    known = replica_binding(
+                        experiment,
+                        resolved,
+                        role,
+                        index=slot.index,
+                        incarnation=slot.incarnation,
+                        item=await self._item(experiment, role.items_ref, slot.index),
+                        rights=rights,
+                        sandbox=new_id(self.parts.clock, self.parts.randomness),
+                        heartbeat=AgentSettings().heartbeat_seconds,
+                        now=experiment.metadata.creation_timestamp or self.parts.clock.now(),
+                    )
+                gang = first and role.completion is Completion.KEEP
+                known.gang = uid if gang else ""
+                known.order = len(fresh)
+                fresh[key] = known
+        kept = {k: v for k, v in self._candidates.items() if k[0] != uid}
+        self._candidates = kept | fresh
+        return list(fresh.values())
+
+    async def _item(self, experiment: Experiment, digest: str | None, index: int) -> str | None:
+        if digest is None:
+            return None
+        return await self.parts.inputs.line(experiment.metadata.namespace, digest, index)
+
+    def _stop(self, bindings: Sequence[Binding], reason: EndReason, message: str) -> None:
+        for binding in bindings:
+            if not self.parts.dispatcher.stopping(binding.node, binding.id):
+                self.parts.dispatcher.stop(binding.node, binding.id, reason, message)
+
+    def _statuses(self, bindings: Sequence[Binding]) -> dict[str, SandboxStatus]:
+        found = {}
+        for binding in bindings:
+            if binding.live:
+                status = self.parts.fleet.status(binding.id, binding.node)
+                if status is not None:
+                    found[binding.id] = status
+        return found
+
+    async def _write(self, experiment: Experiment, status: ExperimentStatus) -> float | None:
+        """Write a status that says something new. Returns seconds to wait where it is too early."""
+        if status == experiment.status:
+            return None
+        uid, now = experiment.metadata.uid, self.parts.clock.monotonic()
+        first = experiment.status.resolved is None or status.conditions != (
+            experiment.status.conditions
+        )
+        early = STATUS_SECONDS - (now - self._written.get(uid, -STATUS_SECONDS))
+        if early > 0 and not first:
+            return early
+        key = (experiment.metadata.namespace, experiment.metadata.name)
+        record = self.parts.experiments.get(key)
+        if record is None:
+            return None
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        written = await self.parts.records.replace_status({**record, "status": body})
+        self._written[uid] = now
+        self.parts.experiments.put(written)
+        log.info(
+            "experiment",
+            name=key[1],
+            ready=status.ready,
+            pending=status.pending,
+            ended=status.ended,
+        )
+        return None

@@ -1,0 +1,165 @@
+"""The leader's view of the nodes: who is registered, who answers, and what agents last said.
+
+Soft state of one term: built from SandboxNode records and long polls, lost without harm.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from dsec.api.meta import ConditionStatus
+from dsec.api.nodes import RecordReason
+from dsec.api.records import SandboxNode
+from dsec.api.sandbox import SandboxStatus
+from dsec.api.wire import NodeState
+from dsec.placement.core import NodeView, node_view
+from dsec.world.agents import POLL_MARGIN, POLL_WAIT, NodeMemory, NodeWatch
+from dsec.world.clock import Clock
+from dsec.world.network import Network
+from dsec.world.records import Record
+
+SILENT_SECONDS = 30.0
+"""A node without an answer for this long takes no new work (CONF-21: unhealthy)."""
+CLOCK_LIMIT = 0.5
+"""Seconds by which a node's clock may be off (design: such a node gets no work)."""
+
+log = structlog.get_logger()
+OnState = Callable[[NodeMemory, NodeState], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Member:
+    """One registered node."""
+
+    record: SandboxNode
+    watch: NodeWatch
+    since: float
+    clock_offset: float = 0.0
+
+
+class Fleet:
+    """All registered nodes. `on_state` is called after each answer of an agent."""
+
+    def __init__(self, network: Network, clock: Clock, on_state: OnState) -> None:
+        self._network = network
+        self._clock = clock
+        self._on_state = on_state
+        self.members: dict[str, Member] = {}
+        self.started = clock.monotonic()
+
+    async def take(self, name: str, record: Record | None) -> None:
+        """Follow a node as its record says; None: it is gone."""
+        old = self.members.get(name)
+        if record is None:
+            if old is not None:
+                del self.members[name]
+                await old.watch.close()
+            return
+        node = SandboxNode.model_validate(record)
+        endpoint = node.status.endpoint
+        if not endpoint:
+            return
+        if old is not None and old.watch.memory.endpoint == endpoint:
+            old.record = node
+            return
+        watch = NodeWatch(name, endpoint, self._network, self._clock, self._answered)
+        # a new address of a silent node does not make it younger
+        since = old.since if old is not None else self._clock.monotonic()
+        self.members[name] = Member(node, watch, since)
+        if old is not None:
+            watch.memory.seen = old.watch.memory.seen
+            await old.watch.close()
+        watch.start()
+
+    async def close(self) -> None:
+        """Stop following all nodes."""
+        members, self.members = self.members, {}
+        for member in members.values():
+            await member.watch.close()
+
+    def silent_for(self, name: str) -> float:
+        """Return seconds without an answer. Unknown nodes count from the start of the term."""
+        member = self.members.get(name)
+        now = self._clock.monotonic()
+        if member is None:
+            return now - self.started
+        seen = member.watch.memory.seen
+        return now - (member.since if seen is None else max(seen, self.started))
+
+    def answers(self, name: str) -> bool:
+        """Return whether a node has answered lately enough to be given work."""
+        member = self.members.get(name)
+        if member is None or member.watch.memory.seen is None:
+            return False
+        return self.silent_for(name) < SILENT_SECONDS
+
+    def status(self, sandbox: str, node: str) -> SandboxStatus | None:
+        """Return what the node last said about a sandbox."""
+        member = self.members.get(node)
+        return member.watch.memory.sandboxes.get(sandbox) if member else None
+
+    def watch(self, name: str) -> NodeWatch | None:
+        """Return the watch, and with it the client, of a node."""
+        member = self.members.get(name)
+        return member.watch if member else None
+
+    def failures(self) -> list[BaseException]:
+        """Return what ended watches that must not end."""
+        found = [member.watch.failure for member in self.members.values()]
+        return [one for one in found if one is not None]
+
+    def verdict(self, name: str) -> tuple[ConditionStatus, RecordReason, str]:
+        """Return the Ready condition of a node."""
+        member = self.members[name]
+        if not self.answers(name):
+            seconds = self.silent_for(name)
+            return (
+                ConditionStatus.UNKNOWN,
+                RecordReason.AGENT_SILENT,
+                f"no answer for {seconds:.0f} s"
+                if member.watch.memory.seen is not None
+                else "no answer since the controller started",
+            )
+        if abs(member.clock_offset) > CLOCK_LIMIT:
+            return (
+                ConditionStatus.FALSE,
+                RecordReason.CLOCK_OFF,
+                f"its clock is off by {member.clock_offset:+.1f} s; at most {CLOCK_LIMIT} s",
+            )
+        if member.record.spec.unschedulable:
+            return ConditionStatus.FALSE, RecordReason.CORDONED, "spec.unschedulable is set"
+        return ConditionStatus.TRUE, RecordReason.READY, "its agent answers"
+
+    def views(self) -> list[NodeView]:
+        """Return the nodes that may be given work, empty: bookings are the ledger's."""
+        found = []
+        for name, member in self.members.items():
+            inventory = member.record.status.inventory
+            status, reason, _ = self.verdict(name)
+            if inventory is None or (
+                status is not ConditionStatus.TRUE and reason is not RecordReason.CORDONED
+            ):
+                continue
+            spec = member.record.spec
+            found.append(
+                node_view(
+                    name,
+                    inventory,
+                    labels=spec.labels,
+                    pool=spec.pool or "",
+                    schedulable=status is ConditionStatus.TRUE,
+                )
+            )
+        return found
+
+    async def _answered(self, memory: NodeMemory, state: NodeState) -> None:
+        member = self.members.get(memory.name)
+        if member is not None:
+            member.clock_offset = (state.utc - self._clock.now()).total_seconds()
+        await self._on_state(memory, state)
+
+
+LONGEST_POLL = POLL_WAIT + POLL_MARGIN
+if LONGEST_POLL > SILENT_SECONDS:
+    raise AssertionError("a healthy quiet node must not look silent between two polls")

@@ -1,0 +1,125 @@
+"""The controllers of SandboxNode and SandboxNodePool: what is registered, what answers, sums."""
+
+from dataclasses import dataclass
+
+from dsec.api.meta import Condition, ConditionStatus, with_condition
+from dsec.api.nodes import RecordReason, SandboxNodePoolStatus
+from dsec.api.records import SandboxNode, SandboxNodePool
+from dsec.api.tenant import Amounts
+from dsec.controllers.creates import Placer
+from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.fleet import Fleet
+from dsec.world.cache import Cache, Key
+from dsec.world.clock import Clock
+from dsec.world.records import Records
+
+LOOK_SECONDS = 5.0
+USAGE_SECONDS = 30.0
+"""How often the use of a node is written when nothing else changed."""
+
+
+@dataclass(slots=True)
+class Nodes:
+    """The reconciler of SandboxNode records."""
+
+    records: Records
+    nodes: Cache
+    fleet: Fleet
+    dispatcher: Dispatcher
+    placer: Placer
+    clock: Clock
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Follow a node's agent and write whether it is ready."""
+        name = key[1]
+        record = self.nodes.get(key)
+        await self.fleet.take(name, record)
+        if record is None or name not in self.fleet.members:
+            return None
+        self.dispatcher.wake(name)
+        node = SandboxNode.model_validate(record)
+        holds, reason, message = self.fleet.verdict(name)
+        memory = self.fleet.members[name].watch.memory
+        now = self.clock.now().replace(microsecond=0)
+        condition = Condition(
+            type="Ready",
+            status=holds,
+            reason=reason.value,
+            message=message,
+            observed_generation=node.metadata.generation,
+        )
+        old = next((c for c in node.status.conditions if c.type == "Ready"), None)
+        moved = old is None or (old.status, old.reason) != (holds, reason.value)
+        aged = node.status.live != memory.live and self._write_age(node) > USAGE_SECONDS
+        if not moved and not aged:
+            return LOOK_SECONDS
+        conditions = with_condition(node.status.conditions, condition, now=now)
+        status = node.status.model_copy(
+            update={
+                "observed_generation": node.metadata.generation,
+                "conditions": conditions,
+                "used": memory.used,
+                "live": memory.live,
+                "last_seen": now if memory.seen is not None else node.status.last_seen,
+            }
+        )
+        body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        self.nodes.put(await self.records.replace_status({**record, "status": body}))
+        if moved:
+            self.placer.kick()
+        return LOOK_SECONDS
+
+    def _write_age(self, node: SandboxNode) -> float:
+        seen = node.status.last_seen
+        return USAGE_SECONDS + 1 if seen is None else (self.clock.now() - seen).total_seconds()
+
+
+@dataclass(slots=True)
+class NodePools:
+    """The reconciler of SandboxNodePool records: counts and capacity of its members."""
+
+    records: Records
+    pools: Cache
+    nodes: Cache
+    clock: Clock
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Write what a pool has."""
+        record = self.pools.get(key)
+        if record is None:
+            return None
+        pool = SandboxNodePool.model_validate(record)
+        found = [SandboxNode.model_validate(node) for node in self.nodes.all()]
+        members = [node for node in found if node.spec.pool == key[1]]
+        ready = [node for node in members if _ready(node)]
+        owned = [n.status.inventory for n in members if n.status.inventory is not None]
+        condition = Condition(
+            type="Ready",
+            status=ConditionStatus.TRUE if ready else ConditionStatus.FALSE,
+            reason=(RecordReason.READY if ready else RecordReason.NO_NODES).value,
+            message=f"{len(ready)} of {len(members)} nodes are ready",
+            observed_generation=pool.metadata.generation,
+        )
+        now = self.clock.now().replace(microsecond=0)
+        status = SandboxNodePoolStatus(
+            observed_generation=pool.metadata.generation,
+            conditions=with_condition(pool.status.conditions, condition, now=now),
+            nodes=len(members),
+            ready=len(ready),
+            capacity=Amounts(
+                cpu_milli=sum(one.cpu_milli for one in owned),
+                memory_bytes=sum(one.memory_bytes for one in owned),
+                gpu_count=sum(len(one.devices) for one in owned),
+                sandboxes=sum(one.max_sandboxes for one in owned),
+            ),
+        )
+        if status != pool.status:
+            body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            self.pools.put(await self.records.replace_status({**record, "status": body}))
+        return None
+
+
+def _ready(node: SandboxNode) -> bool:
+    return any(
+        one.type == "Ready" and one.status is ConditionStatus.TRUE for one in node.status.conditions
+    )

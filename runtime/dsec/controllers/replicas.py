@@ -1,0 +1,142 @@
+"""Which replicas an experiment should have, and what became of those it had. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from dsec.api.experiment import Completion, RestartPolicy, Role
+from dsec.api.reasons import EndReason
+from dsec.api.status import Override, OverrideKind
+from dsec.journal.bindings import Binding
+
+FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
+"""Seconds before a replica that failed is started again, doubling with each failure in a row."""
+RETRIES = 5
+"""Restarts of one replica of a run-to-end role for failures of its own; then the failure stands."""
+PLATFORM_RETRIES = 20
+"""The same for failures of the platform, which say nothing about the program."""
+
+_FINAL = frozenset({EndReason.COMPLETED, EndReason.STOPPED})
+
+
+@dataclass(slots=True)
+class Slot:
+    """One replica number of a role: its copies, oldest first."""
+
+    index: int
+    copies: list[Binding] = field(default_factory=list)
+
+    @property
+    def last(self) -> Binding | None:
+        """The newest copy."""
+        return self.copies[-1] if self.copies else None
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the next copy."""
+        return self.last.spec.identity.incarnation + 1 if self.last else 1
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do about one role now."""
+
+    role: Role
+    desired: int
+    slots: dict[int, Slot]
+    create: list[Slot] = field(default_factory=list)
+    surplus: list[Binding] = field(default_factory=list)
+    done: list[Binding] = field(default_factory=list)
+    next_look: float | None = None
+
+    @property
+    def live(self) -> list[Binding]:
+        """Copies that hold room."""
+        return [s.last for s in self.slots.values() if s.last is not None and s.last.live]
+
+    @property
+    def over(self) -> bool:
+        """True where every replica of a run-to-end role has ended for good."""
+        return self.role.completion is Completion.RUN_TO_END and len(self.done) >= self.desired
+
+
+def desired_of(role: Role, overrides: Sequence[Override]) -> int:
+    """Return the replicas wanted now: a live override, else the declared count."""
+    for override in overrides:
+        if override.kind is OverrideKind.SCALE and override.role == role.name:
+            return override.replicas if override.replicas is not None else role.replicas
+    return role.replicas
+
+
+def current(overrides: Sequence[Override], roles: Sequence[Role], now: datetime) -> list[Override]:
+    """Return the overrides that still hold: not lapsed, and their declared field is unchanged."""
+    declared = {role.name: role.replicas for role in roles}
+    return [
+        one
+        for one in overrides
+        if (one.until is None or one.until > now)
+        and (one.kind is not OverrideKind.SCALE or declared.get(one.role) == one.declared)
+    ]
+
+
+def plan(role: Role, desired: int, bindings: Sequence[Binding], now: datetime) -> Plan:
+    """Return what to create and what to stop so that a role has its replicas."""
+    slots: dict[int, Slot] = {}
+    for binding in bindings:
+        identity = binding.spec.identity
+        if identity.role == role.name:
+            slots.setdefault(identity.index, Slot(identity.index)).copies.append(binding)
+    result = Plan(role, desired, slots)
+    for index in range(desired):
+        slot = slots.get(index) or Slot(index)
+        last = slot.last
+        if last is None:
+            result.create.append(slot)
+        elif not last.live:
+            wait = restart_in(role, slot, now)
+            if wait is None:
+                result.done.append(last)
+            elif wait <= 0:
+                result.create.append(slot)
+            else:
+                soonest = result.next_look
+                result.next_look = wait if soonest is None else min(soonest, wait)
+    result.surplus = [b for b in result.live if b.spec.identity.index >= desired]
+    return result
+
+
+def restart_in(role: Role, slot: Slot, now: datetime) -> float | None:
+    """Return seconds until an ended replica is started again, or None: its end stands."""
+    last = slot.last
+    if last is None or last.ended_at is None or last.reason is None:
+        return None
+    reason, batch = last.reason, role.completion is Completion.RUN_TO_END
+    if reason is EndReason.FROZEN or (batch and reason in _FINAL):
+        return None
+    if reason is EndReason.STOPPED:
+        return 0.0
+    limit = RETRIES
+    if reason is EndReason.COMPLETED:
+        failures = _in_a_row(slot, lambda r: r is EndReason.COMPLETED)
+    elif reason.blames_platform:
+        failures, limit = _in_a_row(slot, lambda r: r.blames_platform), PLATFORM_RETRIES
+    else:
+        failures = _in_a_row(slot, lambda r: not r.blames_platform)
+        limit = 0 if role.restart_policy is RestartPolicy.NEVER else RETRIES
+    stands = failures > limit and (batch or not limit)
+    return None if stands else _after(last, failures, now)
+
+
+def _in_a_row(slot: Slot, same: Callable[[EndReason], bool]) -> int:
+    count = 0
+    for copy in reversed(slot.copies):
+        if copy.reason is None or not same(copy.reason):
+            break
+        count += 1
+    return count
+
+
+def _after(last: Binding, failures: int, now: datetime) -> float:
+    pause = min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(max(failures - 1, 0), 16))
+    ended = last.ended_at or now
+    return max(0.0, pause - max(0.0, (now - ended).total_seconds()))

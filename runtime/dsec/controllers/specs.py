@@ -1,0 +1,193 @@
+"""From what was asked to what an agent runs: bindings of keyed creates and of replicas. Pure."""
+
+import hashlib
+import json
+from datetime import datetime
+
+from ulid import ULID
+
+from dsec.api.experiment import Completion, ExperimentSpec, Priority, Registration, Role
+from dsec.api.records import Experiment
+from dsec.api.sandbox import GpuMode, Identity, IsolationLevel, Mount, Resources, SandboxSpec
+from dsec.api.status import Resolved
+from dsec.api.tenant import TenantSpec
+from dsec.api.wire import KeyedCreate
+from dsec.journal.bindings import PATIENCE, Binding, Needs
+from dsec.placement.core import SIMULATED_LABEL
+from dsec.world.clock import Clock, Randomness
+
+PRIORITIES = {Priority.LOW: -1, Priority.NORMAL: 0, Priority.HIGH: 1, Priority.URGENT: 2}
+PATIENCE_PRESETS = {"failover-fast": 90.0, "partition-safe": PATIENCE}
+"""Seconds of silence until a node's sandboxes are given up, by preset of CONF-21."""
+WORKSPACE = "/workspace"
+
+
+def new_id(clock: Clock, randomness: Randomness) -> str:
+    """Return a fresh sandbox id; sorts by time of creation."""
+    milliseconds = int(clock.now().timestamp() * 1000)
+    raw = milliseconds.to_bytes(6, "big") + randomness.randbytes(10)
+    return f"sb-{str(ULID.from_bytes(raw)).lower()}"
+
+
+def keyed_binding(
+    create: KeyedCreate,
+    *,
+    tenant: str,
+    project: str,
+    rights: TenantSpec,
+    sandbox: str,
+    correlation: str,
+    now: datetime,
+) -> Binding:
+    """Return the binding that a keyed create asks for; it has no node yet."""
+    body = {"project": project, **create.model_dump(mode="json", exclude={"key"})}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    spec = SandboxSpec(
+        identity=Identity(id=sandbox, tenant=tenant, project=project, correlation_id=correlation),
+        image=create.image,
+        command=create.command,
+        env=create.env,
+        isolation=create.isolation,
+        resources=create.resources,
+        mounts=[Mount(path=WORKSPACE)],
+        stdin=create.stdin,
+        item=create.item,
+        max_run_seconds=create.max_run_seconds,
+    )
+    asked = create.labels.get(SIMULATED_LABEL)
+    return Binding(
+        tenant=tenant,
+        key=create.key,
+        body_hash=digest,
+        id=sandbox,
+        spec=spec,
+        at=now,
+        needs=Needs(
+            pools=list(rights.pools),
+            gpu_model=create.labels.get("gpu-type", ""),
+            simulated=asked == "true",
+        ),
+    )
+
+
+def replica_resources(role: Role) -> Resources:
+    """Return the limits of one replica of a resolved role.
+
+    Raises ValueError where a ceiling is missing; `gaps` has refused such an experiment before.
+    """
+    limits, gpu = role.resources, role.gpu
+    if limits.cpu_milli is None or limits.memory_bytes is None:
+        raise ValueError(f"role {role.name} has no CPU or memory ceiling")
+    given = {"pids": limits.pids, "disk_bytes": limits.disk_bytes}
+    if gpu is not None:
+        given |= {
+            "gpu_count": gpu.count,
+            "gpu_memory_bytes": gpu.memory_bytes,
+            "gpu_shares": gpu.shares,
+        }
+    return Resources(
+        cpu_milli=limits.cpu_milli,
+        memory_bytes=limits.memory_bytes,
+        gpu_mode=_mode(role),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def replica_binding(
+    experiment: Experiment,
+    resolved: Resolved,
+    role: Role,
+    *,
+    index: int,
+    incarnation: int,
+    item: str | None,
+    rights: TenantSpec,
+    sandbox: str,
+    heartbeat: float,
+    now: datetime,
+) -> Binding:
+    """Return the binding that one replica asks for; it has no node yet."""
+    meta, spec = experiment.metadata, resolved.spec
+    image = next((one for one in resolved.images if one.role == role.name), None)
+    correlation = meta.annotations.get("dsec.dev/correlation-id", "")
+    sandbox_spec = SandboxSpec(
+        identity=Identity(
+            id=sandbox,
+            tenant=resolved.tenant,
+            project=meta.namespace,
+            experiment=meta.name,
+            experiment_uid=meta.uid,
+            task_id=experiment.given_name,
+            role=role.name,
+            index=index,
+            incarnation=incarnation,
+            correlation_id=correlation,
+        ),
+        image=image.reference if image else role.image,
+        command=role.command,
+        entrypoint_registers=role.registration is Registration.PROGRAM,
+        env=_environment(spec, role),
+        workdir=role.workdir or WORKSPACE,
+        isolation=spec.isolation_level or IsolationLevel.CONTAINER,
+        resources=replica_resources(role),
+        mounts=_mounts(spec, role),
+        item=item,
+        max_run_seconds=spec.max_run_seconds,
+        heartbeat_seconds=heartbeat,
+    )
+    key = f"exp/{meta.uid}/{role.name}/{index}/{incarnation}"
+    return Binding(
+        tenant=resolved.tenant,
+        key=key,
+        body_hash=f"{meta.uid}/{resolved.generation}",
+        id=sandbox,
+        spec=sandbox_spec,
+        at=now,
+        needs=_needs(role, rights),
+        priority=PRIORITIES[spec.priority],
+        patience=PATIENCE_PRESETS.get(spec.presets.get("CONF-21", ""), PATIENCE),
+    )
+
+
+def _needs(role: Role, rights: TenantSpec) -> Needs:
+    labels = dict(role.node_labels)
+    asked = labels.pop(SIMULATED_LABEL, None)
+    # a batch that ran on simulated nodes would give invented results
+    either = None if role.completion is Completion.KEEP else False
+    return Needs(
+        node_labels=labels,
+        pools=list(rights.pools),
+        gpu_model=(role.gpu.model or "") if role.gpu else "",
+        simulated=asked == "true" if asked is not None else either,
+    )
+
+
+def _mode(role: Role) -> GpuMode | None:
+    if role.gpu is None:
+        return None
+    # shares of a device are shares whatever mode the document left at its default
+    return GpuMode.SHARES if role.gpu.shares else role.gpu.mode
+
+
+def _environment(spec: ExperimentSpec, role: Role) -> dict[str, str]:
+    """Return the role's variables and those that describe its part (LIFE-07)."""
+    env = {"DSEC_ROLE": role.part or role.name, "DSEC_GROUP": role.name}
+    if spec.data and spec.data[0].path:
+        env["DSEC_DATA_PATH"] = spec.data[0].path
+    return env | role.env
+
+
+def _mounts(spec: ExperimentSpec, role: Role) -> list[Mount]:
+    mounts = [
+        Mount(path=one.path, kind=one.kind.value, read_only=one.read_only, collect=one.collect)
+        for one in role.mounts
+    ]
+    mounts += [Mount(path=one.path, kind="data", read_only=True) for one in spec.data if one.path]
+    places = {mount.path for mount in mounts}
+    if WORKSPACE not in places:
+        mounts.insert(0, Mount(path=WORKSPACE))
+    for raw in spec.archive_paths:
+        path = raw if raw.startswith("/") else f"{WORKSPACE}/{raw}"
+        if path not in places:
+            mounts.append(Mount(path=path, kind="output", collect=True))
+    return mounts

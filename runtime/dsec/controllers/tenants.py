@@ -1,0 +1,94 @@
+"""The Tenant controller: its projects' namespaces and their labels, and what it uses now.
+
+Only this controller writes the tenant and project labels of a namespace; an object's tenant is its
+namespace's. Quota limits are read from the spec at each placement round, so an edit is live.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL, Condition, ConditionStatus, with_condition
+from dsec.api.nodes import RecordReason
+from dsec.api.records import Tenant
+from dsec.api.tenant import Amounts, TenantStatus
+from dsec.controllers.ledger import Used, limit_of, used_by_tenant
+from dsec.journal.bindlog import BindLog
+from dsec.world.cache import Cache, Key
+from dsec.world.clock import Clock
+from dsec.world.records import Records
+
+MANAGER = "dsec-tenants"
+USAGE_SECONDS = 10.0
+"""How often the use of a tenant is written: records have a low write rate."""
+
+
+@dataclass(slots=True)
+class Tenants:
+    """The reconciler of Tenant records."""
+
+    records: Records
+    tenants: Cache
+    namespaces: Cache
+    experiments: Cache
+    bind_log: BindLog
+    clock: Clock
+
+    def limits(self) -> Mapping[str, Amounts]:
+        """Return the live limits of all tenants."""
+        return {
+            record["metadata"]["name"]: limit_of(Tenant.model_validate(record).spec)
+            for record in self.tenants.all()
+        }
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Give a tenant its namespaces and write what it uses."""
+        record = self.tenants.get(key)
+        if record is None:
+            return None
+        tenant = Tenant.model_validate(record)
+        if tenant.metadata.deletion_timestamp is not None:
+            return None
+        taken = [name for name in tenant.spec.projects if not await self._own(key[1], name)]
+        used = used_by_tenant(self.bind_log.state.live()).get(key[1], Used())
+        projects = set(tenant.spec.projects)
+        members = [e for e in self.experiments.all() if e["metadata"]["namespace"] in projects]
+        condition = Condition(
+            type="Ready",
+            status=ConditionStatus.FALSE if taken else ConditionStatus.TRUE,
+            reason=(RecordReason.NAMESPACE_TAKEN if taken else RecordReason.READY).value,
+            message=(
+                f"namespaces of another tenant: {', '.join(taken)}"
+                if taken
+                else "its namespaces are its own"
+            ),
+            observed_generation=tenant.metadata.generation,
+        )
+        now = self.clock.now().replace(microsecond=0)
+        status = TenantStatus(
+            observed_generation=tenant.metadata.generation,
+            conditions=with_condition(tenant.status.conditions, condition, now=now),
+            used=used.amounts(),
+            experiments=len(members),
+        )
+        if status != tenant.status:
+            body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            self.tenants.put(await self.records.replace_status({**record, "status": body}))
+        return USAGE_SECONDS
+
+    async def _own(self, tenant: str, project: str) -> bool:
+        """Make or label a project's namespace. False: another tenant has it."""
+        namespace = self.namespaces.get(("", project))
+        labels = (namespace or {}).get("metadata", {}).get("labels", {})
+        owner = labels.get(TENANT_LABEL, tenant)
+        if owner != tenant and self.tenants.get(("", owner)) is not None:
+            return False
+        wanted = {TENANT_LABEL: tenant, PROJECT_LABEL: project}
+        if all(labels.get(name) == value for name, value in wanted.items()):
+            return True
+        body = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": project, "labels": wanted},
+        }
+        self.namespaces.put(await self.records.apply(body, MANAGER))
+        return True

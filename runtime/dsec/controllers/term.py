@@ -1,0 +1,249 @@
+"""One term of office: everything a leader runs, from its epoch to its end.
+
+Started by `Controller` once the office is won; it ends when any part fails for good (fenced, store
+away, office lost) and then nothing of it goes on. All state here is soft: the bind log, the records
+and the agents hold what counts.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from dsec.api.internal import CreatesCall, EndCall, EndOutcome
+from dsec.api.records import Tenant
+from dsec.api.tenant import TenantSpec
+from dsec.api.wire import KeyedAnswer, KeyedAnswers, NodeState
+from dsec.controllers.collector import Collector, closed_status
+from dsec.controllers.creates import Placer
+from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.experiments import Experiments, Parts
+from dsec.controllers.fleet import Fleet
+from dsec.controllers.nodes import NodePools, Nodes
+from dsec.controllers.runtime import Queue
+from dsec.controllers.specs import keyed_binding, new_id
+from dsec.controllers.tenants import Tenants
+from dsec.journal.bindings import Binding
+from dsec.journal.bindlog import BindLog, FencedError
+from dsec.journal.history import HistoryWriter
+from dsec.journal.inputs import Inputs
+from dsec.world.agents import NodeMemory
+from dsec.world.cache import Cache
+from dsec.world.clock import Clock, Randomness
+from dsec.world.network import Network
+from dsec.world.objects import ObjectStore
+from dsec.world.records import Records
+
+COMPACT_SECONDS = 30.0
+STOP_SECONDS = 5.0
+KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the control plane reaches the outside with."""
+
+    records: Records
+    objects: ObjectStore
+    network: Network
+    clock: Clock
+    randomness: Randomness
+
+
+class Term:
+    """The parts of one term, wired together."""
+
+    def __init__(self, world: World, bind_log: BindLog, history: HistoryWriter) -> None:
+        clock = world.clock
+        self.world = world
+        self.bind_log = bind_log
+        self.history = history
+        self.caches = {kind: Cache(world.records, kind, clock) for kind in KINDS}
+        self.fleet = Fleet(world.network, clock, self._answered)
+        self.collector = Collector(bind_log, world.objects, clock, history, changed=self._changed)
+        self.dispatcher = Dispatcher(
+            bind_log.epoch,
+            bind_log.state,
+            self.fleet,
+            clock=clock,
+            randomness=world.randomness,
+            on_refused=self._refused,
+        )
+        self.tenants = Tenants(
+            world.records,
+            self.caches["Tenant"],
+            self.caches["Namespace"],
+            self.caches["Experiment"],
+            bind_log,
+            clock,
+        )
+        self.placer = Placer(
+            bind_log,
+            self.fleet,
+            self.dispatcher,
+            clock=clock,
+            history=history,
+            limits=self.tenants.limits,
+            changed=self._changed,
+        )
+        experiments = Experiments(
+            Parts(
+                world.records,
+                self.caches["Experiment"],
+                self.caches["Namespace"],
+                self.caches["Tenant"],
+                bind_log,
+                self.placer,
+                self.dispatcher,
+                self.fleet,
+                Inputs(world.objects),
+                history,
+                clock,
+                world.randomness,
+            )
+        )
+        nodes = Nodes(
+            world.records,
+            self.caches["SandboxNode"],
+            self.fleet,
+            self.dispatcher,
+            self.placer,
+            clock,
+        )
+        pools = NodePools(
+            world.records, self.caches["SandboxNodePool"], self.caches["SandboxNode"], clock
+        )
+        # the controllers of dsec: kind, reconcile, records reconciled at once
+        self.queues = {
+            "Experiment": Queue("experiments", experiments.reconcile, clock, workers=8),
+            "Tenant": Queue("tenants", self.tenants.reconcile, clock, workers=2),
+            "SandboxNode": Queue("nodes", nodes.reconcile, clock, workers=8),
+            "SandboxNodePool": Queue("nodepools", pools.reconcile, clock, workers=1),
+        }
+        for kind, queue in self.queues.items():
+            self.caches[kind].listen(queue.add)
+        self.caches["Namespace"].listen(lambda _: self._all("Tenant", "Experiment"))
+        self.caches["Tenant"].listen(lambda _: self._all("Experiment"))
+        self.caches["SandboxNode"].listen(lambda _: self._all("SandboxNodePool"))
+        self.caches["Tenant"].listen(lambda _: self.placer.kick())
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until something ends the term; raises what ended it."""
+        tasks = [
+            *(cache.run() for cache in self.caches.values()),
+            *(queue.run() for queue in self.queues.values()),
+            self._place(),
+            self.collector.sweep(self.fleet),
+            self._keep_house(),
+            self._watch_failures(),
+        ]
+        running = [asyncio.ensure_future(task) for task in tasks]
+        try:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.ready.clear()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self.dispatcher.close()
+            await self.fleet.close()
+
+    # ------------------------------------------------------------------ calls from gateways
+
+    async def create(self, call: CreatesCall) -> KeyedAnswers:
+        """Bind a batch of keyed creates. Raises FencedError, LookupError without a tenant."""
+        tenant, rights = self._tenant_of(call.project)
+        clock, randomness = self.world.clock, self.world.randomness
+        wants = [
+            keyed_binding(
+                create,
+                tenant=tenant,
+                project=call.project,
+                rights=rights,
+                sandbox=new_id(clock, randomness),
+                correlation=call.correlation_id,
+                now=clock.now(),
+            )
+            for create in call.batch.creates
+        ]
+        answers: list[KeyedAnswer] = await self.placer.submit(wants)
+        return KeyedAnswers(answers=answers)
+
+    async def end(self, call: EndCall) -> EndOutcome:
+        """End sandboxes of a project; repeating it changes nothing."""
+        state = self.bind_log.state
+        unknown = [
+            sandbox
+            for sandbox in call.ids
+            if (b := state.by_id.get(sandbox)) is None or b.spec.identity.project != call.project
+        ]
+        live = [state.by_id[i] for i in call.ids if i not in unknown and state.by_id[i].live]
+        waiting = [b for b in live if not b.node]
+        await self.collector.end(
+            [closed_status(b, call.reason, call.message, self.world.clock) for b in waiting]
+        )
+        placed = [b for b in live if b.node]
+        for binding in placed:
+            self.dispatcher.stop(binding.node, binding.id, call.reason, call.message)
+        taken = await self.dispatcher.stopped([b.id for b in placed], STOP_SECONDS)
+        return EndOutcome(unknown=unknown, taken=taken)
+
+    def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
+        for record in self.caches["Tenant"].all():
+            tenant = Tenant.model_validate(record)
+            if project in tenant.spec.projects:
+                return tenant.metadata.name, tenant.spec
+        raise LookupError(f"project {project} belongs to no tenant")
+
+    # ------------------------------------------------------------------ wiring
+
+    async def _answered(self, memory: NodeMemory, state: NodeState) -> None:
+        await self.collector.take(memory, state, self.dispatcher)
+
+    def _refused(self, sandbox: str, node: str, reason: str) -> None:
+        self.placer.refused(sandbox, node, reason)
+
+    def _changed(self, bindings: Sequence[Binding]) -> None:
+        keys = {
+            (b.spec.identity.project, b.spec.identity.experiment)
+            for b in bindings
+            if b.spec.identity.experiment
+        }
+        for key in keys:
+            self.queues["Experiment"].add(key)
+        if any(not b.live for b in bindings):
+            # room came free: whoever waits may start
+            self.placer.kick()
+
+    def _all(self, *kinds: str) -> None:
+        for kind in kinds:
+            for record in self.caches[kind].all():
+                meta = record["metadata"]
+                self.queues[kind].add((meta.get("namespace", ""), meta["name"]))
+
+    async def _place(self) -> None:
+        """Place once the records are known; the agents are asked meanwhile."""
+        for cache in self.caches.values():
+            await cache.synced.wait()
+        self.ready.set()
+        self.history.add("leader", epoch=self.bind_log.epoch)
+        await self.placer.run()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self.world.clock.sleep(COMPACT_SECONDS)
+            await self.bind_log.compact()
+
+    async def _watch_failures(self) -> None:
+        """End the term when an agent knows a later leader, or when a watch has broken."""
+        while not self.dispatcher.stale.is_set():
+            for failure in self.fleet.failures():
+                raise failure
+            await self.world.clock.sleep(0.5)
+        raise FencedError("an agent has seen a later leader")

@@ -1,0 +1,74 @@
+"""The gateway's HTTP applications: the API (users and agents), the webhook, the metrics."""
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from dsec.gateway import agents, experiments, joining, proxy, sandboxes
+from dsec.gateway.admission import Webhook, admission_route
+from dsec.gateway.calls import Api, route
+from dsec.gateway.core import Gateway
+
+PROJECT = "/v1/projects/{project}"
+EXPERIMENT = PROJECT + "/experiments/{name}"
+SANDBOX = PROJECT + "/sandboxes/{sandbox}"
+
+TABLE = (
+    Api("GET", "/v1/whoami", sandboxes.whoami),
+    Api("GET", "/v1/version", sandboxes.version),
+    Api("POST", PROJECT + "/experiments", experiments.submit, "create", "experiments"),
+    Api("GET", PROJECT + "/experiments", experiments.list_all, "list", "experiments"),
+    Api("GET", EXPERIMENT, experiments.read, "get", "experiments"),
+    Api("DELETE", EXPERIMENT, experiments.delete, "delete", "experiments"),
+    Api("GET", EXPERIMENT + "/describe", experiments.describe, "get", "experiments"),
+    Api("POST", EXPERIMENT + "/freeze", experiments.freeze, "update", "experiments"),
+    Api("POST", EXPERIMENT + "/scale", experiments.scale, "update", "experiments"),
+    Api("GET", EXPERIMENT + "/results", experiments.results, "get", "experiments"),
+    Api("PUT", PROJECT + "/inputs/{sha256}", experiments.put_input, "create", "experiments"),
+    Api("POST", PROJECT + "/sandboxes", sandboxes.create, "create", "sandboxes"),
+    Api("GET", PROJECT + "/sandboxes", sandboxes.list_all, "list", "sandboxes"),
+    Api("GET", SANDBOX, sandboxes.read, "get", "sandboxes"),
+    Api("DELETE", SANDBOX, sandboxes.delete, "delete", "sandboxes"),
+    Api("POST", SANDBOX + "/exec", proxy.run, "create", "sandboxes", "exec"),
+    Api("GET", SANDBOX + "/logs", proxy.logs, "get", "sandboxes", "log"),
+    Api("GET", "/v1/nodes", sandboxes.nodes, "list", "sandboxnodes"),
+    Api("GET", "/v1/tenants", sandboxes.tenants),
+    Api("POST", "/v1/join-tokens", joining.create, "create", "sandboxnodes"),
+)
+"""Every call of users: method, path, handler, and the access that it needs."""
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    """Return the API for users and agents."""
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(_: Request) -> Response:
+        return JSONResponse({"ready": gateway.ready}, 200 if gateway.ready else 503)
+
+    return Starlette(
+        routes=[
+            Route("/healthz", health),
+            Route("/readyz", ready),
+            *(route(gateway, api) for api in TABLE),
+            *agents.routes(gateway),
+        ]
+    )
+
+
+def build_webhook(gateway: Gateway) -> Starlette:
+    """Return the admission webhook."""
+    webhook = Webhook(gateway, gateway.config.settings)
+    return Starlette(routes=[admission_route(webhook)])
+
+
+def build_metrics(gateway: Gateway) -> Starlette:
+    """Return the scrape endpoint."""
+
+    async def metrics(_: Request) -> Response:
+        gateway.metrics.nodes.set(len(gateway.views.watches))
+        return Response(gateway.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(routes=[Route("/metrics", metrics)])

@@ -1,0 +1,228 @@
+"""Experiments over HTTP: submit, apply, read, describe, freeze, scale, results, inputs."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from dsec.api.base import WireModel
+from dsec.api.describe import describe as in_words
+from dsec.api.experiment import MAX_REPLICAS
+from dsec.api.names import dns_name
+from dsec.api.records import Experiment
+from dsec.api.sandbox import SandboxStatus
+from dsec.api.status import Override, OverrideKind
+from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
+from dsec.gateway.errors import ApiError, invalid, not_found
+from dsec.journal.bindings import Binding
+from dsec.journal.inputs import input_key
+from dsec.rules.verdict import check_document
+from dsec.world.objects import PreconditionError
+from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
+
+ATTEMPTS = 5
+"""Tries of a read-modify-write before a conflict is the caller's."""
+
+
+class ScaleCall(WireModel):
+    """A live replica count of one role."""
+
+    role: str
+    replicas: int = Field(ge=0, le=MAX_REPLICAS)
+
+
+async def submit(call: Call) -> Response:
+    """Create an experiment from a document, or with mode=apply create or update it."""
+    mode = call.request.query_params.get("mode", "submit")
+    if mode not in ("submit", "apply"):
+        raise invalid("mode", mode, "submit or apply", "must be submit or apply")
+    text = _text(await call.body(DOCUMENT_BYTES))
+    tenant, rights = call.gateway.tenant_of(call.project)
+    checked = check_document(
+        text,
+        project=call.project,
+        tenant=tenant,
+        rights=rights,
+        settings=call.gateway.config.settings,
+    )
+    experiment = checked.parsed.record(call.project)
+    record = experiment.record()
+    record.pop("status", None)
+    record["metadata"]["annotations"] = {
+        "dsec.dev/correlation-id": call.correlation,
+        "dsec.dev/submitted-by": call.user.name,
+    }
+    if call.flag("dryRun"):
+        resolved = checked.resolved.model_copy(update={"warnings": checked.warnings})
+        shown = {"resolved": resolved.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        return JSONResponse({**record, "status": shown})
+    if mode == "submit":
+        return JSONResponse(await call.gateway.records.create(record), 201)
+    return await _apply(call, record)
+
+
+async def _apply(call: Call, record: Record) -> Response:
+    records, name = call.gateway.records, record["metadata"]["name"]
+    for attempt in range(ATTEMPTS):
+        try:
+            old = await records.get("Experiment", name, call.project)
+        except RecordNotFoundError:
+            try:
+                return JSONResponse(await records.create(record), 201)
+            except RecordConflictError:
+                continue
+        if old.get("spec") == record["spec"]:
+            return JSONResponse(old)
+        try:
+            return JSONResponse(await records.replace({**old, "spec": record["spec"]}))
+        except RecordConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise ApiError(409, "conflict", f"experiment {name} changes too fast; try again")
+
+
+async def list_all(call: Call) -> Response:
+    """Return the experiments of the project."""
+    found = await call.gateway.records.list("Experiment", call.project)
+    return JSONResponse({"items": found.items})
+
+
+async def read(call: Call) -> Response:
+    """Return one experiment."""
+    return JSONResponse(await _get(call))
+
+
+async def describe(call: Call) -> Response:
+    """Return an experiment in words."""
+    experiment = Experiment.model_validate(await _get(call))
+    sandboxes = await call.gateway.views.of_project(call.project, experiment.metadata.name)
+    words = in_words(experiment, now=call.gateway.clock.now(), sandboxes=sandboxes)
+    return JSONResponse(words.wire())
+
+
+async def delete(call: Call) -> Response:
+    """Ask for the end of an experiment; deleting what is absent is no error."""
+    try:
+        record = await _get(call)
+    except ApiError:
+        return JSONResponse({}, 200)
+    meta = record["metadata"]
+    await call.gateway.records.delete("Experiment", meta["name"], call.project, uid=meta["uid"])
+    return JSONResponse({}, 202)
+
+
+async def freeze(call: Call) -> Response:
+    """Stop an experiment and keep its scene; repeating it changes nothing."""
+
+    def change(experiment: Experiment) -> list[Override]:
+        kept = experiment.status.overrides
+        if any(one.kind is OverrideKind.FREEZE for one in kept):
+            return kept
+        return [*kept, _override(call, OverrideKind.FREEZE)]
+
+    return await _override_status(call, change)
+
+
+async def scale(call: Call) -> Response:
+    """Set the live replica count of a role, until its declared count changes."""
+    wanted = await call.model(ScaleCall)
+
+    def change(experiment: Experiment) -> list[Override]:
+        role = next((r for r in experiment.spec.roles if r.name == wanted.role), None)
+        if role is None:
+            names = ", ".join(one.name for one in experiment.spec.roles)
+            raise invalid("role", wanted.role, names, f"no such role; roles: {names}")
+        for bound, least in (("min", True), ("max", False)):
+            value = getattr(role, bound)
+            if value is not None and (
+                wanted.replicas < value if least else wanted.replicas > value
+            ):
+                word = "at least" if least else "at most"
+                raise invalid("replicas", wanted.replicas, f"{word} {value}", f"{word} {value}")
+        fresh = _override(call, OverrideKind.SCALE)
+        fresh.role, fresh.replicas, fresh.declared = role.name, wanted.replicas, role.replicas
+        kept = [
+            one
+            for one in experiment.status.overrides
+            if one.kind is not OverrideKind.SCALE or one.role != role.name
+        ]
+        return [*kept, fresh]
+
+    return await _override_status(call, change)
+
+
+async def results(call: Call) -> Response:
+    """Stream how each sandbox ended, by role and index; of each replica the last word only."""
+    record = await _get(call)
+    log = await call.gateway.views.fresh_log(newest=True)
+    last: dict[tuple[str, int], Binding] = {}
+    for binding in log.state.of_experiment(record["metadata"]["uid"]):
+        identity = binding.spec.identity
+        last[identity.role, identity.index] = binding
+    ended = [last[key] for key in sorted(last) if not last[key].live]
+
+    async def lines() -> AsyncIterator[bytes]:
+        for binding in ended:
+            status = await _result(call, binding)
+            yield status.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def put_input(call: Call) -> Response:
+    """Store the items of a batch under their digest; repeating it changes nothing."""
+    digest = call.path("sha256")
+    data = await call.body(INPUT_BYTES)
+    found = hashlib.sha256(data).hexdigest()
+    if digest != found:
+        raise invalid("sha256", digest, found, "is not the SHA-256 of the body")
+    try:
+        await call.gateway.objects.put_if_absent(input_key(call.project, digest), data)
+    except PreconditionError:
+        return JSONResponse({"sha256": digest, "stored": False})
+    return JSONResponse({"sha256": digest, "stored": True}, 201)
+
+
+async def _result(call: Call, binding: Binding) -> SandboxStatus:
+    views = call.gateway.views
+    found = await views.results.read(binding.result) if binding.result else None
+    return found or views.status(binding)
+
+
+async def _get(call: Call) -> Record:
+    """Return the record of a name as given or as stored. Raises ApiError 404."""
+    given = call.path("name")
+    try:
+        return await call.gateway.records.get("Experiment", dns_name(given), call.project)
+    except RecordNotFoundError:
+        raise not_found(f"experiment {given} of project {call.project}") from None
+
+
+def _override(call: Call, kind: OverrideKind) -> Override:
+    return Override(kind=kind, by=call.user.name, at=call.gateway.clock.now())
+
+
+async def _override_status(call: Call, change: Any) -> Response:
+    """Change the overrides of an experiment's status by read-modify-write."""
+    for attempt in range(ATTEMPTS):
+        record = await _get(call)
+        overrides = change(Experiment.model_validate(record))
+        wire = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in overrides]
+        status = {**record.get("status", {}), "overrides": wire}
+        try:
+            return JSONResponse(
+                await call.gateway.records.replace_status({**record, "status": status})
+            )
+        except RecordConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise ApiError(409, "conflict", "the experiment changes too fast; try again")
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as problem:
+        raise invalid("document", "bytes", "UTF-8 text", f"is not UTF-8: {problem}") from problem

@@ -1,0 +1,35 @@
+"""Prometheus metrics of the gateway, on a registry of their own. Labels come from small sets."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Metrics:
+    """The counters of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "dsec_gateway_requests_total",
+            "Requests by route and class of answer.",
+            ["route", "method", "answer"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "dsec_gateway_request_seconds",
+            "Time to the head of the answer.",
+            ["route"],
+            registry=self.registry,
+        )
+        self.denied = Counter(
+            "dsec_gateway_denied_total", "Calls that were refused.", registry=self.registry
+        )
+        self.rows = Counter(
+            "dsec_gateway_journal_rows_total", "Rows taken from agents.", registry=self.registry
+        )
+        self.nodes = Gauge(
+            "dsec_gateway_nodes", "Agents that the gateway follows.", registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,107 @@
+"""Sandboxes over HTTP: keyed creates, lists, one, end. Nodes and tenants, who am I, version."""
+
+from importlib.metadata import version as installed
+
+from starlette.responses import JSONResponse, Response
+
+from dsec.api.internal import CreatesCall, EndCall
+from dsec.api.records import SandboxNode
+from dsec.api.sandbox import SandboxState
+from dsec.api.wire import PROTOCOL, CreateBatch
+from dsec.gateway.calls import BATCH_BYTES, Call
+from dsec.gateway.errors import away, invalid, not_found
+from dsec.world.records import Access
+
+
+async def create(call: Call) -> Response:
+    """Bind keyed creates: at most one sandbox per key, whatever is lost on the way."""
+    batch = await call.model(CreateBatch, BATCH_BYTES)
+    call.gateway.tenant_of(call.project)
+    answers = await call.gateway.leader.create(
+        CreatesCall(
+            project=call.project,
+            user=call.user.name,
+            correlation_id=call.correlation,
+            batch=batch,
+        )
+    )
+    return JSONResponse(answers.wire())
+
+
+async def list_all(call: Call) -> Response:
+    """Return the sandboxes of the project, with the age of what is told."""
+    query = call.request.query_params
+    state = query.get("state", "")
+    if state and state not in set(SandboxState):
+        allowed = ", ".join(SandboxState)
+        raise invalid("state", state, allowed, f"must be one of {allowed}")
+    found = await call.gateway.views.of_project(call.project, query.get("experiment", ""))
+    role = query.get("role", "")
+    items = [
+        status.wire()
+        for status in found
+        if role in ("", status.identity.role) and state in ("", status.state.value)
+    ]
+    return JSONResponse({"items": items, "ageSeconds": round(call.gateway.views.age(), 3)})
+
+
+async def read(call: Call) -> Response:
+    """Return one sandbox."""
+    status = await call.gateway.views.one(call.path("sandbox"))
+    if status is None or status.identity.project != call.project:
+        raise not_found(f"sandbox {call.path('sandbox')} of project {call.project}")
+    return JSONResponse(status.wire())
+
+
+async def delete(call: Call) -> Response:
+    """End one sandbox; repeating it changes nothing."""
+    sandbox = call.path("sandbox")
+    message = f"stopped by {call.user.name}"
+    outcome = await call.gateway.leader.end(
+        EndCall(project=call.project, ids=[sandbox], message=message)
+    )
+    if outcome.unknown:
+        raise not_found(f"sandbox {sandbox} of project {call.project}")
+    if not outcome.taken:
+        raise away(f"the node of {sandbox} is silent; repeat the call")
+    return JSONResponse({}, 202)
+
+
+async def nodes(call: Call) -> Response:
+    """Return the nodes as recorded, with what their agents last said."""
+    items = []
+    for record in call.gateway.caches["SandboxNode"].all():
+        node = SandboxNode.model_validate(record)
+        watch = call.gateway.views.watch(node.metadata.name)
+        silent = None if watch is None else watch.silent_for()
+        if watch is not None and silent is not None:
+            node.status.used, node.status.live = watch.memory.used, watch.memory.live
+        age = None if silent is None else round(silent, 3)
+        items.append({**node.record(), "ageSeconds": age})
+    return JSONResponse({"items": items})
+
+
+async def tenants(call: Call) -> Response:
+    """Return the tenants that the caller may see: all, or those of projects it may read."""
+    gateway, items = call.gateway, []
+    everything = await gateway.authoriser.allows(call.user, Access("list", "tenants"))
+    for record in gateway.caches["Tenant"].all():
+        seen = everything
+        for project in record.get("spec", {}).get("projects", []):
+            if seen:
+                break
+            access = Access("list", "experiments", project)
+            seen = await gateway.authoriser.allows(call.user, access)
+        if seen:
+            items.append(record)
+    return JSONResponse({"items": items})
+
+
+async def whoami(call: Call) -> Response:
+    """Return who the caller is taken for."""
+    return JSONResponse({"user": call.user.name, "groups": list(call.user.groups)})
+
+
+async def version(_: Call) -> Response:
+    """Return the version of the server and of its protocol."""
+    return JSONResponse({"version": installed("dsec"), "protocol": PROTOCOL})

@@ -1,0 +1,174 @@
+"""History: append-only rows in immutable segments, written by agents and by the control plane.
+
+A segment is `<prefix>/<day>/<node>/<boot id>/<first seq>-<last seq>.ndjson`, created only if
+absent, so that a repeated push changes nothing. Rows may be in several segments (a push repeated
+with more rows): readers de-duplicate by (node, boot id, seq) and never order by time.
+
+A `HistoryWriter` commits in groups: while one segment is being stored the next one gathers. What a
+crash loses is what `flush` has not returned for.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+import structlog
+from pydantic import BaseModel
+
+from dsec.api.wire import JournalRow
+from dsec.world.clock import Clock
+from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+
+HISTORY = "history"
+AUDIT = "audit"
+"""Prefix of audit rows where the deployment gives audit no bucket of its own."""
+GATHER_SECONDS = 0.1
+"""Rows that nobody waits for are gathered this long: a burst becomes one object."""
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger()
+
+
+class Question(BaseModel):
+    """What to look for; empty fields match everything."""
+
+    tenant: str = ""
+    experiment: str = ""
+    sandbox: str = ""
+    kind: str = ""
+    since: datetime | None = None
+
+    def matches(self, row: JournalRow) -> bool:
+        """Return whether a row is wanted."""
+        return (
+            self.tenant in ("", row.tenant)
+            and self.experiment in ("", row.experiment)
+            and self.sandbox in ("", row.sandbox)
+            and self.kind in ("", row.kind)
+            and (self.since is None or row.utc >= self.since)
+        )
+
+
+def segment_key(prefix: str, rows: list[JournalRow]) -> str:
+    """Return the object key of rows of one node and boot, in order of seq."""
+    first, last = rows[0], rows[-1]
+    day = first.utc.strftime("%Y-%m-%d")
+    return f"{prefix}/{day}/{first.node}/{first.boot_id}/{first.seq:012d}-{last.seq:012d}.ndjson"
+
+
+async def store(objects: ObjectStore, rows: list[JournalRow], prefix: str = HISTORY) -> None:
+    """Write rows of one node and boot durably. Idempotent. Raises ObjectStoreError."""
+    if not rows:
+        return
+    data = b"".join(row.model_dump_json(by_alias=True).encode() + b"\n" for row in rows)
+    try:
+        await objects.put_if_absent(segment_key(prefix, rows), data)
+    except PreconditionError:
+        return
+
+
+async def read(
+    objects: ObjectStore, question: Question, prefix: str = HISTORY
+) -> AsyncIterator[JournalRow]:
+    """Yield matching rows once each, by (node, boot id, seq). Raises ObjectStoreError."""
+    start = question.since.strftime(f"{prefix}/%Y-%m-%d") if question.since else ""
+    found: dict[tuple[str, str, int], JournalRow] = {}
+    for info in await objects.list(f"{prefix}/", start_after=start):
+        try:
+            data, _ = await objects.get(info.key)
+        except NotFoundError:
+            continue
+        for line in data.splitlines():
+            row = JournalRow.model_validate(json.loads(line))
+            if question.matches(row):
+                found.setdefault((row.node, row.boot_id, row.seq), row)
+    for key in sorted(found):
+        yield found[key]
+
+
+class HistoryWriter:
+    """Rows of one process of the control plane. `run` it; `flush` where durability matters."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        clock: Clock,
+        *,
+        node: str,
+        boot_id: str,
+        prefix: str = HISTORY,
+        region: str = "local",
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._node = node
+        self._boot_id = boot_id
+        self._prefix = prefix
+        self._region = region
+        self._seq = 0
+        self._rows: list[JournalRow] = []
+        self._stored = 0
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Condition()
+
+    def add(
+        self,
+        kind: str,
+        *,
+        tenant: str = "",
+        experiment: str = "",
+        sandbox: str = "",
+        **body: object,
+    ) -> int:
+        """Queue a row and return its number."""
+        self._seq += 1
+        self._rows.append(
+            JournalRow(
+                region=self._region,
+                node=self._node,
+                boot_id=self._boot_id,
+                seq=self._seq,
+                utc=self._clock.now(),
+                tenant=tenant,
+                experiment=experiment,
+                sandbox=sandbox,
+                kind=kind,
+                body=body,
+            )
+        )
+        self._wake.set()
+        return self._seq
+
+    async def flush(self) -> None:
+        """Wait until every row added so far is durable; needs a running `run`."""
+        wanted = self._seq
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._stored >= wanted)
+
+    async def run(self) -> None:
+        """Store rows for ever; an unreachable store is waited for and nothing is dropped."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._clock.sleep(GATHER_SECONDS)
+            await self._store_all()
+
+    async def close(self) -> None:
+        """Store what is left, once. Raises ObjectStoreError."""
+        rows, self._rows = self._rows, []
+        await store(self._objects, rows, self._prefix)
+
+    async def _store_all(self) -> None:
+        rows, self._rows = self._rows, []
+        while rows:
+            try:
+                await store(self._objects, rows, self._prefix)
+            except ObjectStoreError as problem:
+                log.warning("history is not stored, will repeat", error=str(problem))
+                await self._clock.sleep(RETRY_SECONDS)
+                continue
+            async with self._progress:
+                self._stored = rows[-1].seq
+                self._progress.notify_all()
+            return

@@ -1,0 +1,208 @@
+"""How the control plane talks with agents: calls with typed outcomes, and a soft view by long poll.
+
+`NodeWatch` is one task per node. It is started by whoever wants the view and stopped by cancelling
+it; what it knows is soft state that a new one reads again from the agent, which holds the truth.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+import httpx2
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from dsec.api.sandbox import SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.wire import (
+    AckCall,
+    CreateAnswer,
+    CreateAnswers,
+    CreateCall,
+    EpochCall,
+    ErrorBody,
+    NodeState,
+    StopCall,
+    Usage,
+)
+from dsec.world.clock import Clock
+from dsec.world.network import Network
+
+CALL_SECONDS = 10.0
+"""Limit of one call; an agent that accepts a batch writes one group commit first."""
+POLL_WAIT = 20.0
+"""Seconds that an agent holds a poll without news; a silent agent is noticed after this plus
+POLL_MARGIN at the latest, an unreachable one at once."""
+POLL_MARGIN = 5.0
+POLL_RETRY = 1.0
+
+log = structlog.get_logger()
+M = TypeVar("M", bound=BaseModel)
+
+
+class AgentSilentError(Exception):
+    """The agent gave no usable answer; the outcome is unknown and the call safe to repeat."""
+
+
+class AgentStaleError(Exception):
+    """The agent has seen a later leader: the caller's term is over."""
+
+
+class AgentRefusedError(Exception):
+    """The agent refuses the call for good; `code` is the stable word of its answer."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """Keep the code beside the message."""
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class AgentClient:
+    """One agent. Owned by a NodeWatch or a caller, who closes it."""
+
+    def __init__(self, network: Network, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.http = network.client(endpoint.rstrip("/"), timeout=CALL_SECONDS)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self.http.aclose()
+
+    async def state(self, since: int, boot: str, wait: float) -> NodeState:
+        """Return changes since a number. Raises AgentSilentError, AgentRefusedError."""
+        params = {"since": str(since), "boot": boot, "wait": f"{wait:g}"}
+        timeout = httpx2.Timeout(wait + POLL_MARGIN, connect=POLL_MARGIN)
+        return await self._call(
+            NodeState, self.http.get("/v1/state", params=params, timeout=timeout)
+        )
+
+    async def create(self, epoch: int, specs: list[SandboxSpec]) -> list[CreateAnswer]:
+        """Create sandboxes; idempotent by id. Raises as all calls do, and AgentStaleError."""
+        answers = await self._post(CreateAnswers, "sandboxes", CreateCall(epoch=epoch, specs=specs))
+        return answers.answers
+
+    async def stop(self, call: StopCall) -> None:
+        """End sandboxes; idempotent."""
+        await self._post(EpochCall, "stop", call)
+
+    async def acknowledge(self, epoch: int, ids: list[str]) -> None:
+        """Say that these ends are durably recorded; idempotent."""
+        await self._post(EpochCall, "ack", AckCall(epoch=epoch, ids=ids))
+
+    async def epoch(self, epoch: int) -> None:
+        """Tell the agent of a new term. Raises AgentStaleError where it knows a later one."""
+        await self._post(EpochCall, "epoch", EpochCall(epoch=epoch))
+
+    async def _post(self, answer: type[M], path: str, body: BaseModel) -> M:
+        content = body.model_dump_json(by_alias=True, exclude_none=True)
+        headers = {"Content-Type": "application/json"}
+        return await self._call(
+            answer, self.http.post(f"/v1/{path}", content=content, headers=headers)
+        )
+
+    async def _call(self, answer: type[M], request: Awaitable[httpx2.Response]) -> M:
+        try:
+            response = await request
+        except (httpx2.TransportError, RuntimeError) as problem:
+            raise AgentSilentError(f"{type(problem).__name__}: {problem}") from problem
+        if response.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise AgentSilentError(f"status {response.status_code}")
+        try:
+            if response.is_success:
+                return answer.model_validate_json(response.content)
+            error = ErrorBody.model_validate_json(response.content)
+        except ValidationError as problem:
+            raise AgentSilentError(f"unreadable answer ({response.status_code})") from problem
+        if error.code == "stale-epoch":
+            raise AgentStaleError(error.message)
+        raise AgentRefusedError(error.code, error.message)
+
+
+@dataclass(slots=True)
+class NodeMemory:
+    """What a watcher knows of a node. Times are monotonic seconds of the watcher's clock."""
+
+    name: str
+    endpoint: str
+    boot_id: str = ""
+    incarnation: int = 0
+    seq: int = -1
+    seen: float | None = None
+    utc: datetime | None = None
+    used: Usage = field(default_factory=Usage)
+    live: int = 0
+    sandboxes: dict[str, SandboxStatus] = field(default_factory=dict)
+
+    def take(self, state: NodeState, seen: float) -> None:
+        """Merge an answer."""
+        if state.full or state.boot_id != self.boot_id:
+            self.sandboxes = {}
+        for status in state.sandboxes:
+            self.sandboxes[status.identity.id] = status
+        self.boot_id, self.incarnation, self.seq = state.boot_id, state.incarnation, state.seq
+        self.utc, self.used, self.live = state.utc, state.used, state.live
+        self.seen = seen
+
+    def forget(self, ids: list[str]) -> None:
+        """Drop ended sandboxes that are recorded elsewhere."""
+        for sandbox in ids:
+            status = self.sandboxes.get(sandbox)
+            if status is not None and status.state is SandboxState.ENDED:
+                del self.sandboxes[sandbox]
+
+
+OnState = Callable[[NodeMemory, NodeState], Awaitable[None]]
+
+
+class NodeWatch:
+    """Follows one agent by long polls and keeps its NodeMemory; also the agent's client."""
+
+    def __init__(
+        self, name: str, endpoint: str, network: Network, clock: Clock, on_state: OnState
+    ) -> None:
+        self.memory = NodeMemory(name, endpoint)
+        self.client = AgentClient(network, endpoint)
+        self._clock = clock
+        self._on_state = on_state
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._task = asyncio.create_task(self._run(), name=f"watch-{self.memory.name}")
+
+    async def close(self) -> None:
+        """Stop polling and close the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.client.close()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the task, if anything but cancelling did."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    def silent_for(self) -> float | None:
+        """Return seconds since the last answer; None before the first."""
+        return None if self.memory.seen is None else self._clock.monotonic() - self.memory.seen
+
+    async def _run(self) -> None:
+        quiet = True
+        while True:
+            memory = self.memory
+            # the first answer must come at once: until then nothing is known
+            wait = POLL_WAIT if memory.seen is not None and quiet else 0.0
+            try:
+                state = await self.client.state(memory.seq, memory.boot_id, wait)
+            except (AgentSilentError, AgentRefusedError) as problem:
+                if quiet:
+                    log.warning("agent is silent", node=memory.name, error=str(problem))
+                quiet = False
+                await self._clock.sleep(POLL_RETRY)
+                continue
+            quiet = True
+            memory.take(state, self._clock.monotonic())
+            await self._on_state(memory, state)

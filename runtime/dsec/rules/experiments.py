@@ -46,7 +46,8 @@ def limits(subject: Subject) -> Iterator[Finding]:
         for name, value, default, part in wanted:
             if not number(value) and not default and not filled:
                 path = f"spec.roles[{at}].{part}.{name}"
-                yield _breach(LIMITS, subject, path, f"role {get(role, 'name')} declares none")
+                what = f"role {get(role, 'name')} declares no {part}.{name}"
+                yield _breach(LIMITS, subject, path, what)
 
 
 def digests(subject: Subject) -> Iterator[Finding]:

@@ -130,13 +130,13 @@ async def test_simulated_nodes_join_serve_and_leave(
     """Three nodes in a process of their own: joined by token, then called by mutual TLS."""
     place = tmp_path / "sim"
     place.mkdir()
-    (tmp_path / "token").write_text("join-me\n")
     plan = simnodes.Plan(
         gateway=served.url,
         ca=authority.path,
-        token_file=tmp_path / "token",
         nodes=[simnodes.SimulatedNode(name=f"sim-{n}", profile="8xa100") for n in range(3)],
     )
+    for node in plan.nodes:
+        simnodes.store_token(place, node.name, f"join-{node.name}")
     simnodes.write_plan(place, plan)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dsec.agent.simnodes", str(place), env=os.environ
@@ -145,7 +145,8 @@ async def test_simulated_nodes_join_serve_and_leave(
         await eventually(lambda: sum(r.registered for r in simnodes.read_report(place)) == 3, 20)
         registered = {r.name: r for r in served.gateway.registrations}
         assert set(registered) == {"sim-0", "sim-1", "sim-2"}
-        assert served.gateway.tokens[0] == "Bearer join-me"
+        first = served.gateway.registrations[0]
+        assert served.gateway.tokens[0] == f"Bearer join-{first.name}"
         assert registered["sim-1"].labels["gpu-type"] == "a100"
         assert len({r.uid for r in registered.values()}) == 3
         assert len(registered["sim-1"].inventory.devices) == 8

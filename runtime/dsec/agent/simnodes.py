@@ -25,7 +25,7 @@ from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
 from dsec.api.base import Model
 from dsec.world.clock import SystemClock, system_randomness
 
-PLAN, REPORT = "plan.json", "report.json"
+PLAN, REPORT, TOKENS = "plan.json", "report.json", "tokens"
 PLAN_SECONDS = 0.5
 """How often the plan is looked at, and the report written."""
 
@@ -46,7 +46,6 @@ class Plan(Model):
 
     gateway: str
     ca: Path | None = None
-    token_file: Path | None = None
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     nodes: list[SimulatedNode] = []
@@ -76,6 +75,11 @@ def read_plan(directory: Path) -> Plan | None:
 def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan; a running process follows it. Raises StateError."""
     replace_durably(directory / PLAN, plan.model_dump_json(by_alias=True, indent=1).encode())
+
+
+def store_token(directory: Path, node: str, token: str) -> None:
+    """Keep the token that a node joins with, readable by its owner only. Raises StateError."""
+    replace_durably(directory / TOKENS / node, token.encode())
 
 
 def read_report(directory: Path) -> list[NodeReport]:
@@ -121,7 +125,7 @@ class Fleet:
             gateway=plan.gateway,
             node_name=node.name,
             ca=plan.ca,
-            token_file=plan.token_file,
+            token_file=self._directory / TOKENS / node.name,
             uid=f"simulated-{node.name}",
             labels=labels_of(node),
             durable=False,

@@ -51,24 +51,22 @@ def add(
         raise typer.BadParameter(
             f"{profile!r}: allowed: {', '.join(PROFILES)}", param_hint="profile"
         )
-    join = find(Given(name, state_dir, gateway, ca, token_file))
-    join.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token = join.directory / "token"
-    token.touch(mode=0o600)
-    token.write_text(join.token)
-    old = simnodes.read_plan(join.directory)
+    given = Given(name, state_dir, gateway, ca, token_file)
+    join, place = find(given, count), directory(given)
+    old = simnodes.read_plan(place)
     present = old.nodes if old is not None else []
     fresh = new_nodes(present, profile, count, region)
+    for node, token in zip(fresh, join.tokens, strict=True):
+        simnodes.store_token(place, node.name, token)
     plan = simnodes.Plan(
         gateway=join.gateway,
         ca=join.ca.absolute() if join.ca else None,
-        token_file=token,
         listen=listen or f"{join.host}:0",
         nodes=[*present, *fresh],
     )
-    simnodes.write_plan(join.directory, plan)
-    _ensure_process(join.directory)
-    reports = _wait_registered(join.directory, {node.name for node in fresh})
+    simnodes.write_plan(place, plan)
+    _ensure_process(place)
+    reports = _wait_registered(place, {node.name for node in fresh})
     note(f"{len(fresh)} nodes added; {len(plan.nodes)} in all")
     show_items(reports, COLUMNS, output)
 

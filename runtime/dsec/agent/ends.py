@@ -4,13 +4,14 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxSpec
 
 _DISK_FULL_BYTES = 256 << 10
+_DISK_NEARLY_BYTES = 2 << 20
 
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def decide(report: dict[str, object], evidence: Evidence, spec: SandboxSpec) -> End:
+def decide(report: dict[str, object], evidence: Evidence, spec: SandboxSpec, stderr: bytes) -> End:
     """Return the end without output. `report` is init's; empty when init died without one.
 
     A failure is put down to a limit only with the kernel's count (or the full disk) as proof.
@@ -19,14 +20,8 @@ def decide(report: dict[str, object], evidence: Evidence, spec: SandboxSpec) -> 
     message = str(report.get("message") or "")
     disk = report.get("disk")
     usage: dict[str, object] = disk if isinstance(disk, dict) else {}
-    evidence = evidence.model_copy(
-        update={
-            "disk_used_bytes": _int(usage.get("used")),
-            "stdout_bytes": _int(report.get("stdoutBytes")) or evidence.stdout_bytes,
-            "stderr_bytes": _int(report.get("stderrBytes")) or evidence.stderr_bytes,
-        }
-    )
-    reason, why = _reported(report, code, spec) or _failed(report, code, evidence, spec)
+    evidence = evidence.model_copy(update={"disk_used_bytes": _int(usage.get("used"))})
+    reason, why = _reported(report, code, spec) or _failed(report, code, evidence, spec, stderr)
     return End(
         reason=reason, message=message or why, exit_code=code, signal=signal, evidence=evidence
     )
@@ -50,7 +45,11 @@ def _reported(
 
 
 def _failed(
-    report: dict[str, object], code: int | None, evidence: Evidence, spec: SandboxSpec
+    report: dict[str, object],
+    code: int | None,
+    evidence: Evidence,
+    spec: SandboxSpec,
+    stderr: bytes,
 ) -> tuple[EndReason, str]:
     """Return why a command failed: the limit that the kernel counted, else its own status."""
     limits = spec.resources
@@ -61,7 +60,10 @@ def _failed(
     disk = report.get("disk")
     usage: dict[str, object] = disk if isinstance(disk, dict) else {}
     free = _int(usage.get("free"))
-    if free is not None and free < _DISK_FULL_BYTES:
+    # a large write fails whole while a little is free, so then the program's own words decide
+    nearly = max(_DISK_NEARLY_BYTES, limits.disk_bytes // 25)
+    complains = b"No space left on device" in stderr or b"Errno 28" in stderr
+    if free is not None and (free < _DISK_FULL_BYTES or (complains and free < nearly)):
         return EndReason.DISK_FULL, f"all of {limits.disk_bytes} bytes are in use"
     if _int(usage.get("inodesFree")) == 0:
         return EndReason.DISK_FULL, "all inodes are in use"

@@ -61,6 +61,7 @@ class Launcher:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._platform = self._install(init, state / "platform")
         self._sweeping: set[asyncio.Task[None]] = set()
+        self._more_trash = False
 
     @staticmethod
     def _install(init: Path, directory: Path) -> Path:
@@ -165,17 +166,20 @@ class Launcher:
 
     def sweep(self) -> None:
         """Delete the trash in the background: large removals are in nobody's way."""
+        self._more_trash = True
         if not self._sweeping:
-            task = asyncio.create_task(asyncio.to_thread(self._empty_trash), name="trash")
+            task = asyncio.create_task(self._sweep(), name="trash")
             self._sweeping.add(task)
             task.add_done_callback(self._sweeping.discard)
 
+    async def _sweep(self) -> None:
+        while self._more_trash:
+            self._more_trash = False
+            await asyncio.to_thread(self._empty_trash)
+
     def _empty_trash(self) -> None:
-        while entries := list(self._trash.iterdir()):
-            for entry in entries:
-                shutil.rmtree(entry, ignore_errors=True)
-            if entries == list(self._trash.iterdir()):
-                return
+        for entry in self._trash.iterdir():
+            shutil.rmtree(entry, ignore_errors=True)
 
     async def settle(self) -> None:
         """Wait until the trash is empty."""

@@ -65,11 +65,13 @@ class OciSubstrate:
         runtime: tuple[str, str] | None = None,
         disk: str = "",
         creates_at_once: int | None = None,
+        mount_tries: int = 30,
     ) -> None:
         """Use a state directory. Raises OSError, ValueError, SubstrateError.
 
         `cgroup` is the parent of all sandboxes' groups, `init` the dsec-init program (looked for
         where not given), `disk` loop (an ext4 image each) or tmpfs: what the node has when empty.
+        `mount_tries`: looks for the workspace and the data, one a second, before the start fails.
         """
         self.on_heartbeat: Callable[[str, dict[str, object]], None] = lambda _id, _body: None
         self.state = state
@@ -80,6 +82,7 @@ class OciSubstrate:
         self.launcher = Launcher(
             state, init or find_init(), self.cgroups, runtime or find_runtime(), disk
         )
+        self._mount_tries = mount_tries
         self._live: dict[str, _Live] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         # more at once only makes each slower: the work is the kernel's and the processors' own
@@ -183,6 +186,7 @@ class OciSubstrate:
             "register": not spec.entrypoint_registers,
             "interval": spec.heartbeat_seconds,
             "hardCap": spec.output_hard_cap_bytes,
+            "mountTries": self._mount_tries,
             "waitPaths": [rootfs.WORKSPACE, rootfs.DATASET],
         }
         stdin = spec.stdin
@@ -200,23 +204,21 @@ class OciSubstrate:
         return await asyncio.to_thread(self._end, live, report or live.record.get("end.json"))
 
     def _end(self, live: _Live, report: dict[str, object]) -> End:
-        end = ends.decide(report, self._evidence(live), live.spec)
         cap = min(_TAIL_IN_END, live.spec.output_cap_bytes)
-        texts: dict[str, object] = {}
-        dropped = 0
-        for name, path in (("stdout", live.record.stdout), ("stderr", live.record.stderr)):
-            data, total, lost = rings.read(path)
-            dropped += lost
-            texts[name] = rings.tail(data, lost, cap)[0].decode(errors="replace")
-            texts[f"{name}_bytes"] = total
-        evidence = end.evidence.model_copy(
-            update={
-                "stdout_bytes": texts.pop("stdout_bytes"),
-                "stderr_bytes": texts.pop("stderr_bytes"),
-                "dropped_bytes": dropped,
-            }
-        )
-        return end.model_copy(update={**texts, "evidence": evidence, "archive_partial": not report})
+        out, out_total, out_lost = rings.read(live.record.stdout)
+        err, err_total, err_lost = rings.read(live.record.stderr)
+        counted = {
+            "stdout_bytes": out_total,
+            "stderr_bytes": err_total,
+            "dropped_bytes": out_lost + err_lost,
+        }
+        evidence = self._evidence(live).model_copy(update=counted)
+        end = ends.decide(report, evidence, live.spec, err)
+        texts = {
+            "stdout": rings.tail(out, out_lost, cap)[0].decode(errors="replace"),
+            "stderr": rings.tail(err, err_lost, cap)[0].decode(errors="replace"),
+        }
+        return end.model_copy(update={**texts, "archive_partial": not report})
 
     async def stop(self, sandbox_id: str, grace: float) -> None:
         """SIGTERM to the main command's session, SIGKILL to every process after the grace."""

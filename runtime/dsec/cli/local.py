@@ -231,6 +231,73 @@ def images_list(
         print(f"{name:<13} {reference or 'not built: dsec images build ' + name}")
 
 
+def up(
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="One process, without Kubernetes.")
+    ] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground/--detach", help="Stay, and end it with Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, kept.")] = 0,
+    state_dir: StateOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Start dsec on this machine without Kubernetes: gateway, controller and agent in one process.
+
+    For a local Kubernetes see 'dsec local up'.
+    """
+    from dsec.local import standalone as alone
+    from dsec.local import standalone_state
+
+    if not standalone:
+        print(
+            "dsec: say which: 'dsec up --standalone' (one process, no Kubernetes), "
+            "or 'dsec local up' (a local Kubernetes)",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2)
+    directory = (state_dir or standalone_state.default_directory()).absolute()
+    began = time.monotonic()
+    with local_steps.shown(quiet=output is Output.JSON) as report:
+        if foreground:
+            state, base = alone.prepare(directory, report, port)
+        else:
+            state = alone.up(directory, report, port)
+    seconds = time.monotonic() - began
+    if output is Output.JSON:
+        told = {"server": state.server, "project": standalone_state.PROJECT}
+        _json({**told, "stateDirectory": str(directory), "seconds": round(seconds, 1)})
+    else:
+        print(f"dsec serves on {state.server} ({seconds:.0f} s); your client knows it.\n")
+        print(
+            "Next:\n  dsec run --count 1 -- python3 -c 'print(1)'\n  dsec down                     # stop"
+        )
+    if foreground:
+        from dsec.local import standalone_server
+
+        alone.save_context(state)
+        standalone_server.run(directory, base)
+
+
+def down(
+    state_dir: StateOption = None,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete its records and results.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Stop what 'dsec up' started, end its sandboxes, and count what is left."""
+    from dsec.local import standalone, standalone_state
+
+    directory = (state_dir or standalone_state.default_directory()).absolute()
+    with local_steps.shown(quiet=output is Output.JSON) as report:
+        left = standalone.down(directory, report, purge=purge)
+    if output is Output.JSON:
+        _json({"left": left.total(), **left.by_kind()})
+    else:
+        print(f"dsec is down: {left.sentence()}.")
+    if left.total():
+        raise typer.Exit(1)
+
+
 def existing(kubeconfig: Path | None, context: str, output: Output) -> None:
     """Check an existing cluster and say what of dsec is on it."""
     from dsec.local import existing_cluster

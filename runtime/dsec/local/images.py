@@ -144,7 +144,7 @@ class _Work:
         """Run buildah on the cache's own storage, apart from the user's images."""
         storage, run = self.cache / "storage", self.cache / "run"
         options = ("--root", str(storage), "--runroot", str(run), "--storage-driver", "overlay")
-        _run("buildah", *options, *arguments)
+        run_tool("buildah", *options, *arguments)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def _build_one(work: _Work, name: str, base: str, registry: str, tagged: str) ->
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
     try:
-        arguments += build_context(tree, name, context, work.cache, _run)
+        arguments += build_context(tree, name, context, work.cache, run_tool)
         local = f"localhost/{tagged}"
         _bud(work, context, local, arguments)
         target = f"docker://{registry}/{tagged}"
@@ -202,7 +202,7 @@ def _ensure_base(work: _Work, tree: Path, base: str) -> str:
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir(parents=True)
     try:
-        build_context(tree, "base", context, work.cache, _run)
+        build_context(tree, "base", context, work.cache, run_tool)
         _bud(work, context, local, [])
     finally:
         shutil.rmtree(context, ignore_errors=True)
@@ -223,7 +223,7 @@ def _bud(work: _Work, context: Path, local: str, arguments: Sequence[str]) -> No
     )
 
 
-def _run(*command: str) -> str:
+def run_tool(*command: str) -> str:
     """Run a command; return its output. Raises LocalError with the last lines it said."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
     try:

@@ -62,6 +62,11 @@ def tree_digest(paths: Sequence[Path], root: Path, words: Sequence[str] = ()) ->
     return whole.hexdigest()
 
 
+def code_digest(tree: Path) -> str:
+    """Return a digest of dsec's own code: a process of an older one is to be restarted."""
+    return tree_digest(_sources(tree), tree)
+
+
 def package_list(path: Path) -> list[str]:
     """Return the packages named in a list: one a line, `#` starts a comment."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())

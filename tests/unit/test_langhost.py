@@ -136,6 +136,19 @@ def test_install_steps(tmp_path: Path) -> None:
     assert "--editable" in host.install_steps(bare, tmp_path, plugin=True)[-1]
 
 
+def test_typechecker_runs_first(tmp_path: Path) -> None:
+    """Its complaint is the result; without complaint, or without the option, nothing is said."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\nexit 1\n')
+    python.chmod(0o755)
+    checked = Interpreter("pip", None, str(python), "mypy")
+    text = host.typecheck(checked, tmp_path, {})
+    assert text == f"mypy found errors:\n-m mypy {tmp_path}"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    assert host.typecheck(checked, tmp_path, {}) == ""
+    assert host.typecheck(Interpreter("pip", None, "/nonexistent"), tmp_path, {}) == ""
+
+
 @pytest.mark.parametrize(
     ("code", "error", "bail"),
     [

@@ -4,36 +4,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-from conftest import Project
+from langhost_project import PACK, Project
 
 pytestmark = pytest.mark.pulumi
 
 Make = Callable[[dict[str, str]], Project]
-
-PACK = {
-    "pack/PulumiPolicy.yaml": "runtime: python\nversion: 0.0.1\n",
-    "pack/__main__.py": """
-        from pulumi_policy import EnforcementLevel, PolicyPack, StackValidationPolicy
-
-        def check(args, report):
-            print("the pack printed this")
-            for resource in args.resources:
-                if resource.name == "forbidden":
-                    report("a resource must not be called forbidden", resource.urn)
-
-        PolicyPack(
-            name="trial-pack",
-            policies=[
-                StackValidationPolicy(
-                    name="no-forbidden-name",
-                    description="Names must be allowed.",
-                    enforcement_level=EnforcementLevel.MANDATORY,
-                    validate=check,
-                )
-            ],
-        )
-        """,
-}
 
 
 def test_policy_pack(project: Make) -> None:
@@ -48,16 +23,15 @@ def test_policy_pack(project: Make) -> None:
                 """,
         }
     )
-    trial.pulumi("config", "set", "name", "forbidden")
-    refused = trial.pulumi("preview", "--policy-pack", "pack", code=None)
+    command = ("preview", "--policy-pack", "pack", "--config")
+    refused = trial.pulumi(*command, "name=forbidden", code=None)
     text = refused.stdout + refused.stderr
     assert refused.returncode > 0
     assert "a resource must not be called forbidden" in text
     assert "no-forbidden-name" in text
     assert "Traceback" not in text
 
-    trial.pulumi("config", "set", "name", "allowed")
-    assert "must not be called" not in trial.pulumi("preview", "--policy-pack", "pack").stdout
+    assert "must not be called" not in trial.pulumi(*command, "name=allowed").stdout
 
 
 def test_broken_policy_pack_says_why(project: Make) -> None:
@@ -156,18 +130,15 @@ def test_dynamic_provider(project: Make) -> None:
                     def __init__(self, name, path, text):
                         super().__init__(Files(), name, {"path": path, "text": text})
 
-                config = pulumi.Config()
-                if config.get("text"):
-                    File("file", config.require("path"), config.require("text"))
+                words = pulumi.Config().get("words")
+                if words:
+                    File("file", *words.split())
                 """,
         }
     )
     target = trial.folder / "made.txt"
-    trial.pulumi("config", "set", "path", str(target))
     for text in ("first", "second"):
-        trial.pulumi("config", "set", "text", text)
-        trial.up()
+        trial.up("--config", f"words={target} {text}")
         assert target.read_text() == text
-    trial.pulumi("config", "rm", "text")
-    trial.up()
+    trial.up("--config", "words=")
     assert not target.exists()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from langhost_project import PACK, Project
 
 pytestmark = pytest.mark.pulumi
 
@@ -34,8 +34,8 @@ def test_outputs_config_secrets_and_no_changes(project: Make) -> None:
             "helper.py": "ANSWER = 42\n",
         }
     )
-    trial.pulumi("config", "set", "name", "walker")
-    trial.pulumi("config", "set", "--secret", "password", "open-sesame")
+    settings = ("--plaintext", "name=walker", "--secret", "password=open-sesame")
+    trial.pulumi("config", "set-all", *settings)
 
     preview = trial.pulumi("preview").stdout
     assert "printed, preview=True, 42" in preview
@@ -120,8 +120,24 @@ def children_of(text: str) -> list[int]:
     return found
 
 
+def wait_for(file: Path) -> None:
+    """Return when the file exists; fail after half a minute."""
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} did not appear"
+        time.sleep(0.05)
+
+
+def left_after(seconds: float, text: str) -> list[int]:
+    """Return the processes that still have `text` in command line or folder after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := children_of(text)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
 def test_interrupt_ends_everything_quietly(project: Make, tmp_path: Path) -> None:
-    """Ctrl-C ends engine, host and program within seconds; `finally` of the program ran."""
+    """Ctrl-C ends engine, host, policy pack and program soon; `finally` of the program ran."""
     trial = project(
         {
             "__main__.py": """
@@ -132,29 +148,29 @@ def test_interrupt_ends_everything_quietly(project: Make, tmp_path: Path) -> Non
                 finally:
                     pathlib.Path("cleaned").touch()
                 """,
+            **PACK,
         }
     )
+    command = ["pulumi", "up", "--yes", "--skip-preview", "--policy-pack", "pack"]
     engine = subprocess.Popen(
-        ["pulumi", "up", "--yes", "--skip-preview", "--non-interactive", "--color", "never"],
+        [*command, "--non-interactive", "--color", "never"],
         cwd=trial.folder,
         env=trial.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 30
-    while not (trial.folder / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    engine.send_signal(signal.SIGINT)
-    text, _ = engine.communicate(timeout=20)
+    try:
+        wait_for(trial.folder / "started")
+        engine.send_signal(signal.SIGINT)
+        text, _ = engine.communicate(timeout=30)
+    finally:
+        engine.kill()
     assert engine.returncode != 0
     assert "Traceback" not in text, text
     assert "KeyboardInterrupt" not in text, text
     assert (trial.folder / "cleaned").exists()
-    deadline = time.monotonic() + 5
-    while (left := children_of(str(tmp_path))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    assert left_after(5, str(tmp_path)) == []
 
 
 def test_killed_engine_leaves_nothing(project: Make, tmp_path: Path) -> None:
@@ -169,12 +185,9 @@ def test_killed_engine_leaves_nothing(project: Make, tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 30
-    while not (trial.folder / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    engine.kill()
-    engine.wait()
-    deadline = time.monotonic() + 10
-    while (left := children_of(str(tmp_path))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left == []
+    try:
+        wait_for(trial.folder / "started")
+    finally:
+        engine.kill()
+        engine.wait()
+    assert left_after(10, str(tmp_path)) == []

@@ -186,7 +186,7 @@ class LanguageHost(LanguageServer):
             )
         folder = Path(request.info.program_directory)
         environment = interpreter.activate(os.environ)
-        if complaint := _typecheck(interpreter, folder, environment):
+        if complaint := typecheck(interpreter, folder, environment):
             return language_pb2.RunResponse(error=complaint)
         code = children.run_with_input(
             [interpreter.python, "-u", str(_HERE / "program.py")],
@@ -306,7 +306,7 @@ def _probe(interpreter: Interpreter, context: grpc.ServicerContext) -> dict[str,
     return report
 
 
-def _typecheck(interpreter: Interpreter, folder: Path, environment: Mapping[str, str]) -> str:
+def typecheck(interpreter: Interpreter, folder: Path, environment: Mapping[str, str]) -> str:
     """Return what the type checker of the options complains about; '' when nothing."""
     if interpreter.typechecker is None:
         return ""

@@ -4,6 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import ApiServer, ToolsMissingError
+from hypothesis import HealthCheck, settings
+
+# a machine that builds and tests at once is slow now and then; that is no failure of an example
+settings.register_profile("dsec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dsec")
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from dsec.api.documents import Normalised, normalise, parse
+from dsec.api.documents import Normalised, normalise, parse, resolve
 from dsec.api.documents.text import read
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.mistakes import DocumentError
 from dsec.api.records import Experiment
-from dsec.api.tenant import TenantDefaults
+from dsec.api.tenant import TenantDefaults, TenantSpec
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -156,6 +156,37 @@ def test_without_a_tenant_default_a_missing_limit_is_refused_by_its_path() -> No
         "spec.resources.memory",
     ]
     assert normalise(text, defaults=DEFAULTS).experiment.spec.roles[0].resources.cpu_milli == 1000
+
+
+def test_shares_say_how_much_gpu_memory_they_are() -> None:
+    """TEN-06: ten shares are one decimal gigabyte."""
+    text = (HERE / "spec.yaml").read_text()
+    text = text.replace("gpu: {mode: mps, memory: 4Gi}", "gpu: {mode: shares, shares: 45}")
+    done = normalise(text, defaults=DEFAULTS)
+    role = done.experiment.spec.roles[0]
+    assert role.gpu is not None
+    assert role.gpu.memory_bytes == 4_500_000_000
+    assert "gpu.shares" in {one.source for one in done.defaulted}
+
+
+def test_a_bad_preset_of_a_record_does_not_break_its_controller() -> None:
+    """Records can be written around every check; the default holds then."""
+    data = {"roles": [{"name": "a"}], "presets": {"CONF-30": "x"}, "data": [{"uri": "dataset://d"}]}
+    spec = ExperimentSpec.model_validate(data)
+    rights = TenantSpec.model_validate({"defaults": {"presets": {"CONF-10": "y"}}})
+    done = resolve(spec, tenant="lab", rights=rights)
+    assert done.spec.data[0].path == "/dataset"
+    assert done.spec.isolation_level is not None
+    assert done.spec.isolation_level.value == "container"
+
+
+def test_a_huge_experiment_still_fits_its_record() -> None:
+    """64 roles with 32 mounts each: the list of defaults is cut, and says so."""
+    mounts = [{"name": f"m{at}", "path": f"/m{at}"} for at in range(32)]
+    roles = [{"name": f"r{at}", "mounts": mounts} for at in range(64)]
+    done = resolve(ExperimentSpec.model_validate({"roles": roles}), tenant="lab")
+    assert len(done.defaulted) == 1024
+    assert done.defaulted[-1].source == "further values, not listed"
 
 
 def test_an_edited_document_has_another_digest() -> None:

@@ -68,6 +68,16 @@ def mistakes(text: str) -> list[Mistake]:
         (f"{B}  env: [A=1]\n", "spec.env", "a map from text to text"),
         (f"{B}  network: open\n", "spec.network", "a mapping"),
         (f"{B}  presets: {{CONF-11: loud}}\n", "spec.presets.CONF-11", "one of stream-all"),
+        (
+            f"{NATIVE}spec: {{roles: [{{name: a}}], presets: {{CONF-30: x}}}}",
+            "spec.presets.CONF-30",
+            "one of",
+        ),
+        (
+            f"{NATIVE}spec: {{roles: [{{name: a}}], presets: {{CONF-99: x}}}}",
+            "spec.presets.CONF-99",
+            "unknown key CONF-99",
+        ),
         (f"{B}  workdir: here\n", "spec.workdir", "must match ^/"),
         # combinations
         (f"name: x\npreemptible: true\npausable: true\n{ROLE}", "pausable", "contradicts"),

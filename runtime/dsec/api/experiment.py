@@ -15,6 +15,7 @@ from dsec.api.meta import (
     Live,
     Money,
     NewReplicas,
+    Reference,
     Replace,
     Text,
     Word,
@@ -230,7 +231,7 @@ class Role(WireModel):
     )
     min: Live[Replicas | None] = Field(default=None, description="Scaling never goes below.")
     max: Live[Replicas | None] = Field(default=None, description="Scaling never goes above.")
-    image: NewReplicas[Word] = Field(
+    image: NewReplicas[Reference] = Field(
         default="", description="Image reference; empty: the tenant's default image."
     )
     pull_policy: NewReplicas[PullPolicy] = Field(

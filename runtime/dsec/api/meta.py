@@ -34,6 +34,8 @@ DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", 
 GivenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)]
 """A name as people write it; kept for display and for DSEC_TASK_ID."""
 Word = Annotated[str, Field(max_length=256)]
+Reference = Annotated[str, Field(max_length=1024)]
+"""An image reference: host, path, tag and digest, and a mirror's longer ones."""
 Text = Annotated[str, Field(max_length=4096)]
 LabelValue = Annotated[str, Field(max_length=63)]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=64)]

@@ -7,9 +7,11 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.experiment import ExperimentSpec, Replicas
-from dsec.api.meta import Conditions, Count, Text, Word
+from dsec.api.meta import Conditions, Count, Reference, Text, Word
 from dsec.api.reasons import EndReason, PendingReason
 
+MAX_DEFAULTED = 1024
+"""Filled-in values listed in an experiment's status; a record stays far below 1.5 MiB."""
 MAX_EXAMPLES = 20
 """Sandboxes named in an experiment's status; the rest are counts (records stay small)."""
 
@@ -72,7 +74,7 @@ class RoleImage(WireModel):
     """The image of a role, pinned."""
 
     role: Word = Field(description="Name of the role.")
-    reference: Word = Field(description="What sandboxes use, with digest once it is known.")
+    reference: Reference = Field(description="What sandboxes use, with digest once it is known.")
     digest: Word = Field(default="", description="sha256:...; empty until the registry answered.")
 
 
@@ -82,7 +84,7 @@ class Resolved(WireModel):
     tenant: Word = Field(description="The tenant of the namespace.")
     spec: ExperimentSpec = Field(description="Normalised and complete.")
     defaulted: list[Defaulted] = Field(
-        default=[], max_length=1024, description="Every value that was not asked for."
+        default=[], max_length=MAX_DEFAULTED, description="Every value that was not asked for."
     )
     images: list[RoleImage] = Field(
         default=[], max_length=64, description="Images by role, pinned to digests."

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dsec.api.documents.crosscheck import unknown_presets
 from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL
 from dsec.api.mistakes import Mistake, mistakes_of
-from dsec.api.presets import CONFLICTS
 from dsec.api.records import Experiment, SandboxImage, SandboxNodePool, Tenant
 from dsec.api.tenant import TenantSpec
 from dsec.rules import Facts, Settings
@@ -138,13 +138,8 @@ class Webhook:
                 message = f"{alias} is the name of another tenant"
                 answer.refuse(f"spec.documentTenants[{at}]", alias, message)
         _quota(record.spec, answer)
-        for name, chosen in record.spec.defaults.presets.items():
-            about = CONFLICTS.get(name)
-            allowed = about.names if about else tuple(CONFLICTS)
-            if not about or chosen not in about.names:
-                what = chosen if about else name
-                message = f"must be one of {', '.join(allowed)}, not {what}"
-                answer.refuse(f"spec.defaults.presets.{name}", chosen, message)
+        presets = record.spec.defaults.presets
+        answer.mistakes += unknown_presets(presets, "spec.defaults.presets")
 
     def _image(self, new: Mapping[str, Any], answer: Answer, request: Mapping[str, Any]) -> None:
         record = SandboxImage.model_validate(new)

@@ -1,10 +1,11 @@
 """Contradictions that no single field of an experiment shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from dsec.api.experiment import ExperimentSpec, Role
-from dsec.api.mistakes import Mistake
+from dsec.api.mistakes import Mistake, unknown_key
+from dsec.api.presets import CONFLICTS
 from dsec.api.sandbox import GpuMode, IsolationLevel
 
 _SHARED = {GpuMode.MPS, GpuMode.SHARES}
@@ -12,11 +13,22 @@ _SHARED = {GpuMode.MPS, GpuMode.SHARES}
 
 def contradictions(spec: ExperimentSpec) -> list[Mistake]:
     """Return every contradiction, with paths of the model."""
-    found = [*_names(spec)]
+    found = [*_names(spec), *unknown_presets(spec.presets, "presets")]
     for index, role in enumerate(spec.roles):
         found += _bounds(role, f"roles[{index}]")
         found += _devices(spec, role, f"roles[{index}]")
     return found
+
+
+def unknown_presets(presets: Mapping[str, str], path: str) -> Iterator[Mistake]:
+    """Yield the presets that no conflict has."""
+    for name, chosen in presets.items():
+        about = CONFLICTS.get(name)
+        if about is None:
+            yield unknown_key(path, name, CONFLICTS)
+        elif chosen not in about.names:
+            allowed = f"one of {', '.join(about.names)}"
+            yield Mistake(f"{path}.{name}", chosen, allowed, f"must be {allowed}, not {chosen}")
 
 
 def _names(spec: ExperimentSpec) -> Iterator[Mistake]:

@@ -21,8 +21,9 @@ from dsec.api.experiment import (
 from dsec.api.mistakes import Mistake
 from dsec.api.presets import CONFLICTS, DATA_PATHS, INTERVALS
 from dsec.api.sandbox import GpuMode, IsolationLevel
-from dsec.api.status import Defaulted, Resolved, RoleImage
+from dsec.api.status import MAX_DEFAULTED, Defaulted, Resolved, RoleImage
 from dsec.api.tenant import TenantSpec
+from dsec.api.units import gpu_bytes_of_shares
 
 PIDS = 512
 """Processes of a role that names no limit: room for a test runner, small beside a fork bomb."""
@@ -49,7 +50,7 @@ def resolve(spec: ExperimentSpec, *, tenant: str, rights: TenantSpec | None = No
         work.role(role, f"roles[{index}]")
     work.built_in(work.spec, "")
     images = [RoleImage(role=one.name, reference=one.image) for one in work.spec.roles]
-    return Resolved(tenant=tenant, spec=work.spec, defaulted=work.defaulted, images=images)
+    return Resolved(tenant=tenant, spec=work.spec, defaulted=work.listed(), images=images)
 
 
 def gaps(spec: ExperimentSpec) -> list[Mistake]:
@@ -90,6 +91,14 @@ class _Work:
             Defaulted.model_validate({"path": path, "value": text, "from": source})
         )
 
+    def listed(self) -> list[Defaulted]:
+        """Return what was filled in, cut where a record would get too large."""
+        if len(self.defaulted) <= MAX_DEFAULTED:
+            return self.defaulted
+        rest = len(self.defaulted) - MAX_DEFAULTED + 1
+        more = Defaulted(path="", value=str(rest), source="further values, not listed")
+        return [*self.defaulted[: MAX_DEFAULTED - 1], more]
+
     def fill(self, model: BaseModel, name: str, path: str, *choices: tuple[Any, str]) -> None:
         """Set a field that was left out to the first choice that has a value."""
         if getattr(model, name) not in {None, ""}:
@@ -128,7 +137,10 @@ class _Work:
     def _presets(self) -> None:
         chosen = {}
         for name, about in CONFLICTS.items():
-            asked, ours = self.spec.presets.get(name), self.rights.defaults.presets.get(name)
+            asked, ours = (
+                one if one in about.names else None
+                for one in (self.spec.presets.get(name), self.rights.defaults.presets.get(name))
+            )
             chosen[name] = asked or ours or about.default
             if not asked:
                 self.note(f"presets.{name}", chosen[name], "tenant" if ours else "built-in")
@@ -182,8 +194,14 @@ class _Work:
             if defaults.gpu:
                 self.fill(role.gpu, "model", f"{path}.gpu", (defaults.gpu.model, "tenant"))
             if role.gpu.mode in _SHARED:
-                choice = (ours.gpu_memory_bytes, "tenant")
-                self.fill(role.gpu, "memory_bytes", f"{path}.gpu", choice)
+                shares = role.gpu.shares and gpu_bytes_of_shares(role.gpu.shares)
+                self.fill(
+                    role.gpu,
+                    "memory_bytes",
+                    f"{path}.gpu",
+                    (shares, "gpu.shares"),
+                    (ours.gpu_memory_bytes, "tenant"),
+                )
 
     def _mirror(self, role: Role, path: str) -> None:
         for one in self.rights.defaults.image_mirrors:

@@ -229,6 +229,7 @@ def test_fix_asks_before_it_changes_the_machine(monkeypatch: pytest.MonkeyPatch)
 
     invoke(monkeypatch, facts, "--fix", "--yes")
     assert ran == [
+        ["apt-get", "update", "--quiet"],
         ["apt-get", "install", "--yes", "--no-install-recommends", "runc", "skopeo"],
     ]
 
@@ -268,3 +269,24 @@ def test_probe_of_this_machine_runs() -> None:
     assert facts.cpus >= 1
     assert facts.python[0] == 3
     assert findings(facts)
+
+
+@pytest.mark.parametrize(("answer", "count"), [(True, 2), (False, 0)])
+def test_at_a_terminal_the_answer_decides(
+    monkeypatch: pytest.MonkeyPatch, answer: bool, count: int
+) -> None:
+    """At a terminal the command is shown and asked about; no means that nothing changes."""
+    ran: list[object] = []
+
+    class Done:
+        returncode = 0
+
+    monkeypatch.setattr(command.subprocess, "run", lambda *words, **_: ran.append(words) or Done())
+    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: answer)
+    if answer:
+        command.install(["crun"], COMPLETE, yes=False)
+    else:
+        with pytest.raises(typer.Exit):
+            command.install(["crun"], COMPLETE, yes=False)
+    assert len(ran) == count

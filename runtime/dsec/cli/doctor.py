@@ -76,20 +76,25 @@ def doctor(
 
 def install(packages: list[str], facts: Facts, *, yes: bool) -> None:
     """Install Debian packages after asking; exits with a sentence when it may not or fails."""
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    commands = (
+        ["apt-get", "update", "--quiet"],
+        ["apt-get", "install", "--yes", "--no-install-recommends", *packages],
+    )
+    words = " && ".join(" ".join(command) for command in commands)
     if not facts.root:
-        stop(f"installing packages needs root: sudo {' '.join(command)}", 1)
+        stop(f"installing packages needs root: sudo sh -c '{words}'", 1)
     if not yes:
         if not sys.stdin.isatty():
-            stop(f"--fix would run `{' '.join(command)}`: pass --yes to allow it without asking", 2)
-        print(f"This changes the machine: {' '.join(command)}", file=sys.stderr)
+            stop(f"--fix would run `{words}`: pass --yes to allow it without asking", 2)
+        print(f"This changes the machine: {words}", file=sys.stderr)
         if not typer.confirm("Go on?", err=True):
             stop("nothing was changed", 1)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # the answer of this program goes to standard output, so the installer's words do not
-    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
-    if done.returncode != 0:
-        stop(f"`{' '.join(command)}` ended with exit code {done.returncode}", 1)
+    for command in commands:
+        # the answer of this program goes to standard output, so the installer's words do not
+        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+        if done.returncode != 0:
+            stop(f"`{' '.join(command)}` ended with exit code {done.returncode}", 1)
 
 
 def stop(message: str, code: int) -> None:

@@ -128,7 +128,7 @@ class Finding:
     ways: tuple[Way, ...]
     remedy: str = ""
     needs_root: bool = False
-    package: str = ""  # the Debian package that --fix installs
+    packages: tuple[str, ...] = ()  # Debian's, which --fix installs
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def findings(facts: Facts) -> list[Finding]:
         *_tools(facts),
         _cluster(facts),
     ]
-    return [replace(f, remedy="", package="") if f.verdict is Verdict.OK else f for f in judged]
+    return [replace(f, remedy="", packages=()) if f.verdict is Verdict.OK else f for f in judged]
 
 
 def _judge(good: bool, otherwise: Verdict = Verdict.MISSING) -> Verdict:
@@ -303,7 +303,7 @@ def _languages(facts: Facts) -> list[Finding]:
             HERE,
             "apt-get install gcc libc6-dev" if facts.apt else "install gcc and a static libc",
             needs_root=True,
-            package="libc6-dev" if facts.apt else "",
+            packages=("gcc", "libc6-dev") if facts.apt else (),
         ),
     ]
 
@@ -325,7 +325,7 @@ def _package(package: DebianPackage, facts: Facts) -> Finding:
         package.ways,
         remedy,
         needs_root=True,
-        package=package.name if facts.apt else "",
+        packages=(package.name,) if facts.apt else (),
     )
 
 
@@ -372,7 +372,7 @@ def plan(facts: Facts, way: Way, found: list[Finding] | None = None) -> Plan:
     missing = tuple(f.name for f in mine if f.verdict is Verdict.MISSING)
     installs: list[str] = []
     minutes = megabytes = 0.0
-    packages = {f.package for f in mine if f.package}
+    packages = {name for f in mine for name in f.packages}
     if packages:
         size = sum(package.megabytes for package in PACKAGES if package.name in packages)
         installs.append(f"Debian packages, {size} MiB: {', '.join(sorted(packages))}")
@@ -411,4 +411,4 @@ def plan(facts: Facts, way: Way, found: list[Finding] | None = None) -> Plan:
 def packages_to_install(found: Iterable[Finding], ways: Iterable[Way]) -> list[str]:
     """Return the Debian packages whose absence stops one of `ways`."""
     chosen = set(ways)
-    return sorted({f.package for f in found if f.package and chosen & set(f.ways)})
+    return sorted({name for f in found if chosen & set(f.ways) for name in f.packages})

@@ -36,7 +36,9 @@ def probe() -> Facts:
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         disk_free_mib=shutil.disk_usage(_existing(places.cache)).free >> 20,
         python=tuple(sys.version_info[:3]),
-        uv=version_of("uv", "--version"),
+        uv=version_of("uv", "--version")
+        # `make setup` puts one there where the machine has none
+        or version_of(str(places.cache.parent / "uv" / "bin" / "uv"), "--version"),
         go=version_of("go", "version") or version_of(str(_GO), "version"),
         rust=version_of("rustc", "--version") if find("cargo") else None,
         static_libc=find("cc") is not None and _has_static_libc(),

@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from dsec.api.describe import describe
 from dsec.api.frames import Decoder, ExecCall, ExecEnd, FrameType, encode, encode_end
 from dsec.api.records import Experiment
 from dsec.api.sandbox import End, Evidence, Identity, Resources, SandboxState, SandboxStatus
@@ -78,6 +79,7 @@ class FakeGateway:
                 Route("/v1/projects/{p}/experiments", self._list, methods=["GET"]),
                 Route("/v1/projects/{p}/experiments", self._accept, methods=["POST"]),
                 Route("/v1/projects/{p}/experiments/{name}", self._one, methods=["GET", "DELETE"]),
+                Route("/v1/projects/{p}/experiments/{name}/describe", self._describe),
                 Route("/v1/projects/{p}/experiments/{name}/results", self._results),
                 Route("/v1/projects/{p}/experiments/{name}/scale", self._scale, methods=["POST"]),
                 Route("/v1/projects/{p}/inputs/{digest}", self._input, methods=["PUT"]),
@@ -164,6 +166,13 @@ class FakeGateway:
             del self.experiments[name]
             return JSONResponse({}, status_code=202)
         return JSONResponse(self.experiments[name])
+
+    async def _describe(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.experiments:
+            return _error(404, "not-found", f"there is no experiment {name}")
+        experiment = Experiment.model_validate(self.experiments[name])
+        return JSONResponse(describe(experiment, now=START).wire())
 
     async def _scale(self, request: Request) -> Response:
         record = self.experiments[request.path_params["name"]]

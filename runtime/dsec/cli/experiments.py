@@ -93,6 +93,7 @@ def delete(
     from dsec.client import NotFoundError
 
     with client(project) as dsec:
+        dsec.get(name)  # a name that is not there is more likely a slip than a repeat
         dsec.delete(name)
         if wait:
             import time

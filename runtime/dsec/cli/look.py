@@ -261,7 +261,13 @@ def describe(
 
 
 def _description_words(description: dict[str, Any]) -> None:
-    print(description)
+    """Print the sentence, then each section, its names in one column."""
+    print(description["headline"])
+    for section in description.get("sections", []):
+        print(f"\n{section['title']}")
+        width = max((len(line["name"]) for line in section["lines"]), default=0)
+        for line in section["lines"]:
+            print(f"  {line['name']:<{width}}  {line['text']}")
 
 
 def _sandbox_words(status: Any) -> None:

@@ -1,10 +1,12 @@
 """Every rule has good and bad cases; messages are sentences that name resource, rule and remedy."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dsec.api.tenant import TenantSpec
 from dsec.rules import EXPERIMENT_RULES, HOST, Facts, Finding, Settings, Severity, Subject, check
+from dsec.rules.reference import render
 
 LIMITS = {"cpuMilli": 1000, "memoryBytes": 1 << 30}
 GOOD_ROLE = {"name": "sim", "replicas": 2, "image": "registry.example/sim:1", "resources": LIMITS}
@@ -186,3 +188,9 @@ def test_workloads_that_hold_the_node(kind: str, spec: dict[str, Any], path: str
     (one,) = HOST.check(Subject(kind, "w", spec, Facts(namespace="gait")))
     assert one.path == path
     assert list(HOST.check(Subject(kind, "w", spec, Facts(namespace="dsec-system")))) == []
+
+
+def test_the_reference_page_is_fresh() -> None:
+    """Each rule is documented by what the code says of it."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
+    assert page.read_text() == render()

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from dsec.api.crds import definitions
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.nodes import SandboxImageSpec, SandboxNodePoolSpec
+from dsec.api.reference import records_page
 from dsec.api.tenant import TenantSpec
 
 _HEADER = "# Generated from the record models by `make generate`; edits are lost.\n"
@@ -148,6 +149,7 @@ def targets(root: Path) -> dict[Path, str]:
     """Return every generated file of a checkout with the text that it should have."""
     files = {root / "runtime/dsec/api/crds" / name: text for name, text in manifests().items()}
     files[root / "components/dsec_components/_generated.py"] = typed_dicts()
+    files[root / "docs/reference/records.md"] = records_page()
     return files
 
 

@@ -1,0 +1,29 @@
+"""The reference page of the rules, made from them; `python -m dsec.rules.reference` prints it."""
+
+import sys
+
+from dsec.rules import EXPERIMENT_RULES, HOST
+
+_HEAD = """<!-- Generated: .venv/bin/python -m dsec.rules.reference > docs/reference/rules.md -->
+# Rules
+
+Ten rules judge experiments, alike in `pulumi preview` (policies `dsec-<rule>`), at admission and in
+the HTTP API; one judges ordinary workloads in namespaces of projects. Each finding names the field,
+the rule and the remedy. `policies/README.md` says how a stack tightens them.
+
+| rule | an experiment must | because | remedy |
+|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """Return the page as Markdown."""
+    rows = [
+        f"| {one.name} | {one.must} | {one.why} | {one.remedy} |\n"
+        for one in (*EXPERIMENT_RULES, HOST)
+    ]
+    return _HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

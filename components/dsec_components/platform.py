@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 from dsec.api.config import Deletion, PlatformConfig
 
-from dsec_components.args import ExperimentArgs, PlatformArgs, RuntimeArgs
+from dsec_components.args import ExperimentArgs, PlatformArgs, RuntimeArgs, Wait
 from dsec_components.common import Component
 from dsec_components.experiment import Experiment
 from dsec_components.guard import DeletionGuard
@@ -79,7 +79,10 @@ class Platform(Component):
                 inputs["spec"] = one["spec"]
             if "document" in one:
                 inputs["document_file"] = one["document"]
-            if "wait" in one:
+            if not args.get("await_ready", True):
+                # nobody is there to accept it
+                inputs["wait"] = Wait.NONE
+            elif "wait" in one:
                 inputs["wait"] = one["wait"]
             made.append(Experiment(f"{name}-{experiment}", inputs, ground))
         self._guard = DeletionGuard(

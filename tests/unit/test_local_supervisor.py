@@ -118,3 +118,13 @@ def test_a_program_that_does_not_exist_is_an_error_of_its_part(run: RunDirectory
     ensure_supervisor(run)
     wait_ready(run, ["good"], 20.0, nothing)
     eventually(lambda: "error" in read_json(run.root / "status.json")["parts"]["bad"])
+
+
+def test_ready_is_said_of_the_new_process_alone(run: RunDirectory) -> None:
+    """After a change `up` never takes the old process's readiness for the new one's."""
+    up(run, Part("a", SLEEP))
+    first = run.running("a")
+    changed = Part("a", SLEEP, inputs="new")
+    up(run, changed)
+    now = run.running("a", changed.fingerprint())
+    assert now not in {None, first}

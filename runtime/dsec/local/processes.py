@@ -170,6 +170,11 @@ class RunDirectory:
         plan = [dataclasses.asdict(part) for part in parts]
         write_atomically(self.root / "plan.json", json.dumps(plan, indent=1))
 
+    def plan_digest(self) -> str:
+        """Return a digest of the stored plan: the supervisor says which one it follows."""
+        path = self.root / "plan.json"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
     def plan(self) -> list[Part]:
         """Return what should run; empty where no plan was written."""
         stored = read_json(self.root / "plan.json") or []

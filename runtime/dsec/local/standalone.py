@@ -112,8 +112,11 @@ def _wait_node(state: StandaloneState) -> None:
     headers = {"Authorization": f"Bearer {state.api_key}"}
     with httpx2.Client(base_url=state.server, headers=headers, trust_env=False) as client:
         while True:
-            answer = client.get("/v1/nodes")
-            items = answer.json()["items"] if answer.is_success else []
+            try:
+                answer = client.get("/v1/nodes")
+                items = answer.json()["items"] if answer.is_success else []
+            except httpx2.TransportError:
+                items = []
             if any(node["ageSeconds"] is not None for node in items):
                 return
             if time.monotonic() > deadline:

@@ -10,7 +10,6 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,10 @@ from dsec.agent.substrates.oci import OciSubstrate
 from dsec.api.meta import API_VERSION
 from dsec.api.tenant import DefaultResources, ImageMirror, TenantDefaults, TenantSpec
 from dsec.api.wire import NodeAdmission
-from dsec.controllers import app as controller_app
-from dsec.controllers.controller import Controller, ControllerConfig
-from dsec.controllers.term import World
-from dsec.gateway import app as gateway_app
-from dsec.gateway import ca
-from dsec.gateway.auth import key_entry, keys_secret
-from dsec.gateway.core import Gateway, GatewayConfig
+from dsec.gateway.auth import key_entry
 from dsec.local import standalone_state
+from dsec.local.control import ADMIN_GROUP, ControlConfig, build_control
 from dsec.local.initbin import ensure_init
-from dsec.local.processes import write_atomically
 from dsec.local.standalone_state import PROJECT, StandaloneState
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.files import FileObjects, FileRecords
@@ -46,8 +39,6 @@ from dsec.world.serve import Listener
 from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, Peer
 
 NODE = "local"
-SYSTEM = "dsec-system"
-ADMINS = "dsec.dev:admins"
 
 _CONTROLLER_URL, _GATEWAY_URL, _AGENT_URL = "http://controller", "http://gateway", "http://agent"
 
@@ -61,19 +52,10 @@ class Standalone:
         self._state = state
         self._base = base
         self._routes: dict[str, ASGIApp] = {}
-        clock, randomness = SystemClock(), system_randomness()
-        access = AccessTable(rules=[AccessRule(subjects=(ADMINS,))])
-        self._records = FileRecords(state.directory / "records", clock, randomness, access)
-        self._world = World(
-            self._records,
-            FileObjects(state.directory / "objects"),
-            self._network(CONTROLLER),
-            clock,
-            randomness,
-        )
-
-    def _network(self, role: str, name: str = "") -> InProcessNetwork:
-        return InProcessNetwork(self._routes, peer=Peer(name or role, frozenset({role})))
+        self._clock, self._randomness = SystemClock(), system_randomness()
+        access = AccessTable(rules=[AccessRule(subjects=(ADMIN_GROUP,))])
+        folder = state.directory / "records"
+        self._records = FileRecords(folder, self._clock, self._randomness, access)
 
     async def serve(self) -> None:
         """Serve until SIGTERM or SIGINT, or until a part fails for good (raises what it raised)."""
@@ -81,35 +63,38 @@ class Standalone:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await self._seed()
-        # an internal secret guards the controller's calls in a cluster; in here nobody listens in
-        secret = self._world.randomness.randbytes(16).hex()
-        controller = Controller(
-            self._world, ControllerConfig("standalone", _CONTROLLER_URL, exit_on_loss=False)
+        config = ControlConfig(
+            internal_url=_CONTROLLER_URL,
+            internal_secret=self._randomness.randbytes(16).hex(),
+            api_keys=[key_entry(self._state.api_key, "local", [ADMIN_GROUP])],
         )
-        self._routes[_CONTROLLER_URL] = controller_app.build_app(controller, secret)
-        gateway = Gateway(
+        control = await build_control(
             self._records,
-            self._world.objects,
-            self._network(GATEWAY),
-            clock=self._world.clock,
-            randomness=self._world.randomness,
-            ca=self._authority(),
-            config=GatewayConfig("standalone", secret),
+            FileObjects(self._state.directory / "objects"),
+            self._network("standalone", CONTROLLER, GATEWAY),
+            self._clock,
+            self._randomness,
+            config,
         )
-        self._routes[_GATEWAY_URL] = application = gateway_app.build_app(gateway)
+        self._routes[_CONTROLLER_URL] = control.internal_app
+        self._routes[_GATEWAY_URL] = control.gateway_app
         async with AsyncExitStack() as closing:
             listener = Listener("127.0.0.1", self._state.port)
             closing.push_async_callback(listener.close)
-            parts = [controller.run(), gateway.run(), await self._agent(closing)]
+            parts = [control.run(), await self._agent(closing)]
             running = [asyncio.ensure_future(part) for part in parts]
             closing.push_async_callback(_cancel, running)
-            await listener.start(application)
+            await listener.start(control.gateway_app)
             log.info("standalone dsec serves", server=self._state.server)
             stopping = asyncio.ensure_future(stop.wait())
             done, _ = await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             for task in done - {stopping}:
                 task.result()
+
+    def _network(self, name: str, *roles: str) -> InProcessNetwork:
+        """Return the network as one part sees it: whom it calls knows it by name and roles."""
+        return InProcessNetwork(self._routes, peer=Peer(name, frozenset(roles)))
 
     async def _agent(self, closing: AsyncExitStack) -> Any:
         """Start the agent; return what keeps it registered."""
@@ -123,8 +108,8 @@ class Standalone:
         config = AgentConfig(
             state_dir=self._state.directory / "agent", gateway=_GATEWAY_URL, node_name=NODE
         )
-        clock, randomness = self._world.clock, self._world.randomness
-        agent = await run_agent(config, substrate, self._network(AGENT, NODE), clock, randomness)
+        network = self._network(NODE, AGENT)
+        agent = await run_agent(config, substrate, network, self._clock, self._randomness)
         closing.push_async_callback(agent.close)
         node = Node(agent=agent)
 
@@ -133,29 +118,16 @@ class Standalone:
 
         self._routes[_AGENT_URL] = make_app({NODE: node})
         endpoint = f"{_AGENT_URL}/n/{NODE}"
-        registrar = Registrar(agent, endpoint, randomness, on_admission=admitted)
+        registrar = Registrar(agent, endpoint, self._randomness, on_admission=admitted)
         await images.prepare(self._base)
         return registrar.keep()
 
     async def _seed(self) -> None:
-        """Put in what a stack would declare: a tenant with one project, and one API key."""
-        entry = key_entry(self._state.api_key, "local", [ADMINS])
-        await self._records.apply(_record("v1", "Namespace", SYSTEM))
-        await self._records.apply(keys_secret([entry], SYSTEM))
+        """Put in what a stack would declare: a tenant with one project."""
         await self._records.apply(_record("v1", "Namespace", PROJECT))
         tenant = _record(API_VERSION, "Tenant", PROJECT)
         tenant["spec"] = default_tenant(self._base).wire()
         await self._records.apply(tenant)
-
-    def _authority(self) -> ca.Authority:
-        """Return the authority that signs exec capabilities; kept, as sandboxes outlive us."""
-        certificate, key = (self._state.directory / f"ca.{end}" for end in ("crt", "key"))
-        if key.exists() and certificate.exists():
-            return ca.load(certificate.read_text(), key.read_text())
-        authority, pem = ca.create(datetime.now(UTC))
-        write_atomically(key, pem)
-        write_atomically(certificate, authority.ca_pem)
-        return authority
 
 
 def default_tenant(base: str) -> TenantSpec:
@@ -165,7 +137,7 @@ def default_tenant(base: str) -> TenantSpec:
         projects=[PROJECT],
         defaults=TenantDefaults(
             resources=DefaultResources(
-                cpu_milli=1000, memory_bytes=512 << 20, pids=256, disk_bytes=1 << 30
+                cpu_milli=500, memory_bytes=512 << 20, pids=256, disk_bytes=1 << 30
             ),
             image=base,
             image_mirrors=[ImageMirror(prefix="base", mirror=base)],

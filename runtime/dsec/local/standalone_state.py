@@ -1,5 +1,6 @@
 """What a standalone dsec remembers: its port, its API key, and where everything lies."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -36,8 +37,8 @@ class StandaloneState:
 
     @property
     def cgroup(self) -> str:
-        """The parent of all its sandboxes' control groups."""
-        return "/dsec-standalone"
+        """The parent of all its sandboxes' control groups; one per directory."""
+        return f"/dsec-{hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]}"
 
     @property
     def footprint(self) -> Footprint:

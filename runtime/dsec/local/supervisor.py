@@ -43,6 +43,7 @@ class Supervisor:
         self._ready: dict[str, asyncio.Event] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._status: dict[str, dict[str, Any]] = {}
+        self._plan = ""
 
     async def serve(self) -> None:
         """Run until SIGTERM."""
@@ -55,7 +56,11 @@ class Supervisor:
         while not end.is_set():
             if reload.is_set():
                 reload.clear()
+                digest = self._run.plan_digest()
                 await self._follow(self._run.plan())
+                # only now: what the status says of any part is about this plan
+                self._plan = digest
+                self._write()
             await asyncio.sleep(_POLL_SECONDS)
         await self._cancel(list(self._tasks))
 
@@ -133,7 +138,10 @@ class Supervisor:
         """Note a change of a part where `status` and `up` look for it."""
         now = {**self._status.get(name, {}), "state": state, "since": time.time(), **more}
         self._status[name] = now
-        whole = {"pid": os.getpid(), "parts": self._status}
+        self._write()
+
+    def _write(self) -> None:
+        whole = {"pid": os.getpid(), "plan": self._plan, "parts": self._status}
         write_atomically(self._run.root / "status.json", json.dumps(whole, indent=1))
 
 
@@ -167,14 +175,16 @@ def ensure_supervisor(run: RunDirectory, prefix: Sequence[str] = ()) -> None:
 def wait_ready(
     run: RunDirectory, names: Sequence[str], seconds: float, on_change: Callable[[str, str], None]
 ) -> None:
-    """Wait until all named parts are ready; call on_change(name, state) at each change.
+    """Wait until all named parts of the stored plan are ready; call on_change at each change.
 
     Raises LocalError that names the parts that are not, with the last lines of their logs.
     """
     seen: dict[str, str] = {}
     deadline = time.monotonic() + seconds
     while True:
-        status = (read_json(run.root / "status.json") or {"parts": {}})["parts"]
+        told = read_json(run.root / "status.json") or {}
+        # what it says of an older plan may be about a process that is to be replaced
+        status = told["parts"] if told.get("plan") == run.plan_digest() else {}
         for name in names:
             state = status.get(name, {}).get("state", "waiting")
             if seen.get(name) != state:

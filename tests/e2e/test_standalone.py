@@ -1,0 +1,115 @@
+"""Standalone mode on the real machine: a first sandbox, a crash of dsec, and nothing left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dsec.local import cleanup, standalone_state
+from dsec.local.standalone import PART
+from dsec.local.standalone_state import StandaloneState
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def dsec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Return a function that runs the command line with a configuration of its own."""
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path_factory.mktemp("config"))}
+
+    def run(*arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "dsec.cli.main", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def state(
+    dsec: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StandaloneState]:
+    """Run a standalone dsec; at its end `down` must count nothing."""
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes need root")
+    directory = tmp_path_factory.mktemp("alone")
+    dsec("up", "--standalone", f"--state-dir={directory}")
+    state = standalone_state.load(directory)
+    assert state is not None
+    yield state
+    down = json.loads(dsec("down", f"--state-dir={directory}", "--purge", "--output=json"))
+    assert down["left"] == 0
+    assert not directory.exists()
+    assert cleanup.count(state.footprint).total() == 0
+
+
+def test_the_first_sandbox_prints_one(state: StandaloneState, dsec: Callable[..., str]) -> None:
+    """One command after `up`, a real sandbox has run Python."""
+    assert state
+    command = ["run", "--count", "1", "--output", "json", "--", "python3", "-c", "print(1)"]
+    items = json.loads(dsec(*command))["items"]
+    assert [item["end"]["stdout"] for item in items] == ["1\n"]
+
+
+def test_the_api_is_on_loopback_and_asks_for_the_key(
+    state: StandaloneState, dsec: Callable[..., str]
+) -> None:
+    """No listener elsewhere, and no answer without the generated key."""
+    part = state.run.running(PART)
+    assert part is not None
+    sockets = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    own = [line.split()[3] for line in sockets.splitlines() if f"pid={part.pid}," in line]
+    assert own == [f"127.0.0.1:{state.port}"]
+    assert (state.directory / "standalone.json").stat().st_mode & 0o077 == 0
+    assert dsec("get", "nodes", "--output=json")
+    command = [sys.executable, "-m", "dsec.cli.main", "get", "nodes"]
+    wrong = {**os.environ, "DSEC_SERVER": state.server, "DSEC_API_KEY": "dsec_local_wrong"}
+    done = subprocess.run(command, capture_output=True, text=True, env=wrong, check=False)
+    assert done.returncode == 3, done.stderr
+
+
+def test_sandboxes_outlive_a_crash_of_dsec(state: StandaloneState) -> None:
+    """Kill -9 of the process: the supervisor starts another, and the run ends as if nothing was."""
+    script = "import time; time.sleep(6); print('done')"
+    command = [sys.executable, "-m", "dsec.cli.main"]
+    environment = {
+        **os.environ,
+        "DSEC_SERVER": state.server,
+        "DSEC_API_KEY": state.api_key,
+    }
+    run = subprocess.Popen(
+        [*command, "run", "--count=2", "--output=json", "--", "python3", "-c", script],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while len(_sleepers(state)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    before, part = _sleepers(state), state.run.running(PART)
+    assert part is not None
+    os.kill(part.pid, signal.SIGKILL)
+    time.sleep(0.5)
+    assert _sleepers(state) == before
+    out, _ = run.communicate(timeout=60)
+    ends = [(i["end"]["reason"], i["end"]["stdout"]) for i in json.loads(out)["items"]]
+    assert ends == [("completed", "done\n")] * 2
+
+
+def _sleepers(state: StandaloneState) -> set[int]:
+    """Return the commands that run in sandboxes."""
+    return {pid for pid in cleanup.processes(state.footprint) if _sleeps(pid)}
+
+
+def _sleeps(pid: int) -> bool:
+    try:
+        return b"time.sleep(6)" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -89,11 +89,16 @@ class FakeGateway:
         """Return the application."""
         return Starlette(
             routes=[
+                Route("/v1/join-tokens", self._tokens, methods=["POST"]),
                 Route("/agent/v1/register", self._register, methods=["POST"]),
                 Route("/agent/v1/journal", self._journal, methods=["POST"]),
                 Route("/agent/v1/artifacts/{path:path}", self._artifact, methods=["PUT"]),
             ]
         )
+
+    async def _tokens(self, request: Request) -> Response:
+        count = (await request.json())["count"]
+        return JSONResponse({"tokens": [f"token-{number}" for number in range(count)]}, 201)
 
     async def _register(self, request: Request) -> Response:
         if self.away:

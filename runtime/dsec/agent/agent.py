@@ -6,7 +6,6 @@ uncommitted tail of the spool: nobody has been told about that.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +85,8 @@ class Agent:
             uplink=self.uplink,
             clock=outside.clock,
             randomness=outside.randomness,
-            creates=asyncio.Semaphore((os.cpu_count() or 1) + 1),
+            # more at once would only make each slower
+            creates=asyncio.Semaphore(inventory.cpu_milli // 1000 + 1),
             uploads=asyncio.Semaphore(config.uploads),
             archive_patience=config.archive_patience,
             inline_output=config.inline_output,

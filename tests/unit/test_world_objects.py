@@ -1,4 +1,4 @@
-"""What every object store must do: one suite over memory, files and a real S3 server."""
+"""The object stores of memory and files: the shared cases, and what is theirs alone."""
 
 import asyncio
 from pathlib import Path
@@ -6,65 +6,19 @@ from pathlib import Path
 import pytest
 from dsec.world.files import FileObjects
 from dsec.world.memory import MemoryObjects
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+from dsec.world.objects import ObjectStore, ObjectStoreError
+from object_cases import (  # noqa: F401 - the shared cases, run here
+    test_content_comes_back_with_its_etag,
+    test_lists_are_complete_and_in_key_order,
+    test_of_many_creators_one_wins,
+    test_of_many_replacers_one_wins,
+)
 
 
 @pytest.fixture(params=["memory", "files"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Return an empty bucket of each kind."""
     return MemoryObjects() if request.param == "memory" else FileObjects(tmp_path)
-
-
-async def test_content_comes_back_with_its_etag(objects: ObjectStore) -> None:
-    """Put, get, overwrite and delete; what is absent is NotFoundError."""
-    etag = await objects.put("a/b", b"one")
-    assert await objects.get("a/b") == (b"one", etag)
-    await objects.put("a/b", b"two")
-    assert (await objects.get("a/b"))[0] == b"two"
-    await objects.delete("a/b")
-    await objects.delete("a/b")
-    with pytest.raises(NotFoundError):
-        await objects.get("a/b")
-
-
-async def test_of_many_creators_one_wins(objects: ObjectStore) -> None:
-    """Twenty concurrent creates of one key: one success, and its content stays."""
-    results = await asyncio.gather(
-        *(objects.put_if_absent("log/1", f"writer {n}".encode()) for n in range(20)),
-        return_exceptions=True,
-    )
-    winners = [n for n, result in enumerate(results) if isinstance(result, str)]
-    assert len(winners) == 1
-    assert all(isinstance(r, str | PreconditionError) for r in results)
-    assert (await objects.get("log/1"))[0] == f"writer {winners[0]}".encode()
-
-
-async def test_of_many_replacers_one_wins(objects: ObjectStore) -> None:
-    """Twenty concurrent replacements of one version: one success."""
-    etag = await objects.put("head", b"old")
-    results = await asyncio.gather(
-        *(objects.put_if_match("head", f"writer {n}".encode(), etag) for n in range(20)),
-        return_exceptions=True,
-    )
-    assert sum(isinstance(result, str) for result in results) == 1
-    assert all(isinstance(r, str | PreconditionError) for r in results)
-    with pytest.raises(PreconditionError):
-        await objects.put_if_match("absent", b"x", etag)
-
-
-async def test_lists_are_complete_and_in_key_order(objects: ObjectStore) -> None:
-    """More keys than one page, odd names, a key that is another key's folder, and a start."""
-    keys = [f"p/{n:05}" for n in range(1100)] + ["p/a", "p/a/b", "p/a~", "p/ä b", "q/1"]
-    for start in range(0, len(keys), 100):
-        await asyncio.gather(*(objects.put(key, b"x") for key in keys[start : start + 100]))
-    found = [info.key for info in await objects.list("p/")]
-    assert found == sorted(keys[:-1], key=str.encode)
-    assert [i.key for i in await objects.list("p/", start_after="p/01098")][:2] == [
-        "p/01099",
-        "p/a",
-    ]
-    assert [i.key for i in await objects.list("p/0109")] == [f"p/{n:05}" for n in range(1090, 1100)]
-    assert await objects.list("nothing/") == []
 
 
 async def test_a_lost_answer_has_an_effect() -> None:

@@ -1,0 +1,111 @@
+"""The S3 object store against a real server: the shared cases, and its probe."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from dsec.world.objects import ObjectStore, ObjectStoreError
+from dsec.world.s3 import S3Config, S3Objects
+from object_cases import (  # noqa: F401 - the shared cases, run here
+    test_content_comes_back_with_its_etag,
+    test_lists_are_complete_and_in_key_order,
+    test_of_many_creators_one_wins,
+    test_of_many_replacers_one_wins,
+)
+
+PORTS = (
+    *("s3.port", "s3.port.grpc", "master.port", "master.port.grpc"),
+    *("volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"),
+)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nobody listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Config]:
+    """Start a SeaweedFS with an S3 gateway on loopback; about four seconds."""
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "data").mkdir()
+    keys = {"accessKey": "key", "secretKey": "secret"}
+    identity = {
+        "name": "dsec",
+        "credentials": [keys],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    ports = free_ports(len(PORTS))
+    command = [
+        *(str(Path(sys.executable).parent / "weed"), "-logtostderr", "server"),
+        *(f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"),
+        *("-s3.ip.bind=127.0.0.1", f"-s3.config={folder / 's3.json'}", "-s3.iam=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=256"),
+        *("-volume.max=0", "-volume.minFreeSpace=1", "-volume.preStopSeconds=0"),
+        *(f"-{name}={port}" for name, port in zip(PORTS, ports, strict=True)),
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield S3Config("dsec", f"http://127.0.0.1:{ports[0]}", "us-east-1", "key", "secret")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+async def objects(server: S3Config) -> AsyncIterator[ObjectStore]:
+    """Return the bucket, empty."""
+    store = S3Objects(server)
+    for attempt in range(150):
+        try:
+            await store.ensure_bucket()
+            break
+        except ObjectStoreError:
+            if attempt == 149:
+                raise
+            await asyncio.sleep(0.2)
+    for info in await store.list(""):
+        await store.delete(info.key)
+    yield store
+    store.close()
+
+
+async def test_the_probe_trusts_a_server_that_keeps_conditions(objects: S3Objects) -> None:
+    """The server passes, and nothing of the probe is left."""
+    await objects.probe()
+    assert await objects.list("probe/") == []
+
+
+async def test_the_probe_refuses_a_server_that_ignores_conditions(objects: S3Objects) -> None:
+    """A store without conditions would fence nothing: it is refused at the start."""
+    put = objects._put
+
+    async def careless(key: str, data: bytes, **_: str) -> str:
+        return await put(key, data)
+
+    objects._put = careless  # type: ignore[method-assign]
+    with pytest.raises(ObjectStoreError, match="ignores If-None-Match"):
+        await objects.probe()
+
+
+async def test_an_absent_server_is_an_unknown_outcome() -> None:
+    """A server that is not there raises ObjectStoreError, never a library's own error."""
+    (port,) = free_ports(1)
+    store = S3Objects(S3Config("dsec", f"http://127.0.0.1:{port}", "us-east-1", "k", "s"))
+    with pytest.raises(ObjectStoreError):
+        await store.get("x")
+    store.close()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsec.api.sandbox import SandboxStatus
-from dsec.cli.ends import by_reason, evidence_of, reason_of
+from dsec.cli.ends import by_reason, evidence_of, last_line, ran, reason_of
 from dsec.cli.grading import Grades, Program
 from dsec.cli.output import print_table
 
@@ -89,6 +89,7 @@ _FAILURES = [
     ("MUST END AS", lambda row: f"{row[0].reason} ({row[0].expects})"),
     ("ENDED AS", lambda row: reason_of(row[1])),
     ("EVIDENCE", lambda row: evidence_of(row[1].end)),
+    ("RAN", lambda row: ran(row[1])),
     ("", lambda row: "ok" if row[0].fits(row[1]) else "DIFFERS"),
 ]
 _SURPRISES = [
@@ -97,5 +98,5 @@ _SURPRISES = [
     ("MUST END AS", lambda row: f"{row[0].reason} ({row[0].expects})"),
     ("ENDED AS", lambda row: reason_of(row[1])),
     ("MESSAGE", lambda row: row[1].end.message if row[1].end else row[1].message),
-    ("STDERR", lambda row: row[1].end.stderr[-200:] if row[1].end else ""),
+    ("STDERR", lambda row: last_line(row[1].end.stderr) if row[1].end else ""),
 ]

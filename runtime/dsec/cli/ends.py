@@ -35,6 +35,9 @@ def evidence_of(end: End | None) -> str:
         f"signal {end.signal}" if end.signal is not None else "",
         f"exit {end.exit_code}" if end.exit_code else "",
         f"dropped {size(seen.dropped_bytes)}" if seen.dropped_bytes else "",
+        f"disk used {size(seen.disk_used_bytes)}"
+        if end.reason is EndReason.DISK_FULL and seen.disk_used_bytes
+        else "",
         f"wrote {size(seen.stdout_bytes + seen.stderr_bytes)}"
         if end.reason is EndReason.OUTPUT_LIMIT
         else "",
@@ -52,12 +55,20 @@ def seconds_of(status: SandboxStatus) -> float | None:
 def last_line(text: str) -> str:
     """Return the last line that says something, cut for a table."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:60] if lines else ""
+    return lines[-1][:100] if lines else ""
 
 
-def _ran(status: SandboxStatus) -> str:
+def ran(status: SandboxStatus) -> str:
+    """Return the run time for a table."""
     seconds = seconds_of(status)
     return "" if seconds is None else f"{seconds:.1f}s"
+
+
+def _said(status: SandboxStatus) -> str:
+    """Return the program's last line; where it said nothing, what dsec says of the end."""
+    if status.end is None:
+        return status.message
+    return last_line(status.end.stdout or status.end.stderr) or last_line(status.end.message)
 
 
 COLUMNS: list[Column] = [
@@ -66,12 +77,9 @@ COLUMNS: list[Column] = [
     ("REASON", reason_of),
     ("EXIT", exit_of),
     ("EVIDENCE", lambda status: evidence_of(status.end)),
-    ("RAN", _ran),
+    ("RAN", ran),
     ("NODE", lambda status: status.node),
-    (
-        "OUTPUT",
-        lambda status: last_line(status.end.stdout or status.end.stderr) if status.end else "",
-    ),
+    ("SAID", _said),
 ]
 """The result table: one row per sandbox."""
 

@@ -14,9 +14,9 @@ from dsec.api.sandbox import End, SandboxStatus
 from dsec.client.errors import NotFoundError
 
 LIMITS: dict[str, Any] = {
-    "cpu": "500m",
-    "memory": "128Mi",
-    "pids": 64,
+    "cpu": "250m",
+    "memory": "256Mi",
+    "pids": 32,
     "disk": "64Mi",
     "max_run_seconds": 20,
 }

@@ -1,17 +1,21 @@
 """The progress line of an experiment, on stderr."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dsec.client.batch import Progress
+
+LINE_SECONDS = 5.0
+"""Least time between two lines in a log."""
 
 
 @contextmanager
 def shown(title: str) -> Iterator[Callable[[Progress], None]]:
     """Show how far an experiment is, until the block ends.
 
-    A terminal gets a bar; a log gets one line per change, so that it stays readable.
+    A terminal gets a bar; a log gets a line now and then, so that it stays readable.
     """
     if not sys.stderr.isatty():
         yield _lines(title)
@@ -43,12 +47,15 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
 
 
 def _lines(title: str) -> Callable[[Progress], None]:
-    last: list[str] = []
+    last = -LINE_SECONDS
+    line = ""
 
     def report(progress: Progress) -> None:
-        line = f"{title}: {progress.ended} of {progress.desired} ended; {detail_of(progress)}"
-        if [line] != last:
-            last[:] = [line]
+        nonlocal last, line
+        fresh = f"{title}: {progress.ended} of {progress.desired} ended; {detail_of(progress)}"
+        now = time.monotonic()
+        if fresh != line and (now - last >= LINE_SECONDS or progress.ended == progress.desired):
+            last, line = now, fresh
             print(line, file=sys.stderr, flush=True)
 
     return report

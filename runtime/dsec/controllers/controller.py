@@ -6,6 +6,7 @@ lost its office may be late in everything it believes.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -42,9 +43,17 @@ class ControllerConfig:
 class Controller:
     """One candidate and, while it leads, its term."""
 
-    def __init__(self, world: World, config: ControllerConfig) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: ControllerConfig,
+        *,
+        hold: Callable[[Election], Callable[[], Awaitable[None]]] = lambda e: e.hold,
+    ) -> None:
+        """`hold` returns how an election's office is kept; by default a task of this loop."""
         self._world = world
         self._config = config
+        self._hold = hold
         self.term: Term | None = None
         self.epoch = 0
 
@@ -91,7 +100,7 @@ class Controller:
             namespace=config.namespace,
         )
         epoch = await election.acquire(bind_log.state.epoch)
-        holding = asyncio.ensure_future(election.hold())
+        holding = asyncio.ensure_future(self._hold(election)())
         try:
             await self._serve_term(bind_log, epoch, holding)
         finally:

@@ -62,6 +62,18 @@ class Election:
         self._held: Record | None = None
         self._renewed = 0.0
 
+    def over(self, records: Records) -> "Election":
+        """Return this candidate, with its office, over another connection to the records."""
+        other = Election(
+            records,
+            self._clock,
+            identity=self._identity,
+            endpoint=self._endpoint,
+            namespace=self._namespace,
+        )
+        other._held, other._renewed = self._held, self._renewed
+        return other
+
     async def acquire(self, minimum: int = 0) -> int:
         """Wait for the office and return its epoch, above `minimum` (the log's last epoch)."""
         seen = _Seen()
@@ -86,9 +98,13 @@ class Election:
         """Give the office back, so that another takes over at once. Never raises."""
         if self._held is None:
             return
-        spec = {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._records.replace({**self._held, "spec": spec})
+            # the renewing thread has written it since
+            lease = await self._records.get("Lease", LEASE, self._namespace)
+            mine, spec = self._held["spec"], lease.get("spec", {})
+            if spec.get("leaseTransitions") == mine["leaseTransitions"]:
+                free = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._records.replace({**lease, "spec": free})
         except (RecordConflictError, RecordNotFoundError, RecordsError) as problem:
             log.info("office not released", why=str(problem))
         self._held = None

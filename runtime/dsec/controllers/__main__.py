@@ -1,0 +1,156 @@
+"""The controller as a program: `python -m dsec.controllers`. One of several leads.
+
+SIGTERM releases the office, so that another takes over at once. The Lease is renewed on a thread of
+its own with a connection of its own: a long decision cannot cost the office, and when the office is
+lost the process ends at once, whatever the decision is doing.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from dsec.controllers.app import build_app
+from dsec.controllers.controller import Controller, ControllerConfig
+from dsec.controllers.election import Election, OfficeLostError
+from dsec.controllers.metrics import build_metrics
+from dsec.controllers.term import World
+from dsec.journal.bindlog import FencedError
+from dsec.world import logs
+from dsec.world.clock import SystemClock, system_randomness
+from dsec.world.http import NetworkTls
+from dsec.world.kube import connect
+from dsec.world.objects import ObjectStoreError
+from dsec.world.records import RecordsError
+from dsec.world.s3 import S3Objects
+from dsec.world.serve import Listener
+from dsec.world.settings import RoleSettings, SettingsError, load
+from dsec.world.tls import client_context
+
+INTERNAL_PORT, METRICS_PORT = 8081, 9090
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address; network policies decide who reaches it
+EXIT_USAGE, EXIT_LOST = 2, 3
+
+log = structlog.get_logger()
+
+
+def hold_on_thread(election: Election) -> Callable[[], Awaitable[None]]:
+    """Return a `hold` that renews on a thread; the process ends when the office is lost."""
+
+    def renew(stop: threading.Event) -> None:
+        async def run() -> None:
+            records = await connect()
+            try:
+                holding = asyncio.ensure_future(election.over(records).hold())
+                while not holding.done() and not stop.is_set():
+                    await asyncio.wait({holding}, timeout=0.2)
+                if holding.done():
+                    holding.result()
+                holding.cancel()
+            finally:
+                await records.close()
+
+        try:
+            asyncio.run(run())
+        except (OfficeLostError, RecordsError) as problem:
+            log.warning("office lost, this process ends", why=str(problem))
+            # nothing may be decided any more, not even what is half done
+            os._exit(EXIT_LOST)
+
+    async def hold() -> None:
+        stop = threading.Event()
+        thread = threading.Thread(target=renew, args=(stop,), name="lease", daemon=True)
+        thread.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stop.set()
+            await asyncio.to_thread(thread.join, 2.0)
+
+    return hold
+
+
+async def serve(settings: RoleSettings) -> None:
+    """Run one controller until SIGTERM, SIGINT or the end of its term."""
+    secret = settings.secret("internal", "token")
+    context = client_context(settings.path("ca", "ca.crt"))
+    context.load_cert_chain(settings.path("tls", "tls.crt"), settings.path("tls", "tls.key"))
+    clock = SystemClock()
+    records = await connect()
+    objects = S3Objects(settings.store())
+    controller = Controller(
+        World(records, objects, NetworkTls(context), clock, system_randomness()),
+        ControllerConfig(
+            identity=settings.identity,
+            endpoint=f"http://{settings.address}:{INTERNAL_PORT}",
+            namespace=settings.config.namespace,
+            region=settings.config.region,
+        ),
+        hold=hold_on_thread,
+    )
+    listeners = [Listener(EVERYWHERE, INTERNAL_PORT), Listener(EVERYWHERE, METRICS_PORT)]
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await listeners[0].start(build_app(controller, secret))
+    await listeners[1].start(build_metrics(controller))
+    await trusted(objects, clock)
+    running = asyncio.ensure_future(controller.run())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for listener in listeners:
+            await listener.close()
+        objects.close()
+        await records.close()
+
+
+async def trusted(objects: S3Objects, clock: SystemClock) -> None:
+    """Wait for the object store and prove that it keeps conditions.
+
+    Raises ObjectStoreError after a minute, or at once where conditions are ignored.
+    """
+    end = clock.monotonic() + 60
+    while True:
+        try:
+            await objects.ensure_bucket()
+            await objects.probe()
+        except ObjectStoreError as problem:
+            if "ignores" in str(problem) or clock.monotonic() > end:
+                raise
+            log.info("waiting for the object store", error=str(problem))
+            await clock.sleep(1.0)
+        else:
+            return
+
+
+def main() -> int:
+    """Run the program; every expected failure is a sentence on standard error."""
+    logs.configure()
+    try:
+        settings = load()
+        logs.configure(settings.config.log_level)
+        asyncio.run(serve(settings))
+    except SettingsError as problem:
+        sys.stderr.write(f"dsec.controllers: {problem}\n")
+        return EXIT_USAGE
+    except (FencedError, OfficeLostError) as problem:
+        sys.stderr.write(f"dsec.controllers: the term is over: {problem}\n")
+        return EXIT_LOST
+    except (OSError, RecordsError, ObjectStoreError) as problem:
+        sys.stderr.write(f"dsec.controllers: {problem}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

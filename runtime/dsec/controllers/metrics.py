@@ -1,0 +1,40 @@
+"""Prometheus metrics of the controller, computed at each scrape from what it knows."""
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dsec.controllers.controller import Controller
+
+
+def text(controller: Controller) -> bytes:
+    """Return all metrics in the text format. Labels come from small sets."""
+    registry = CollectorRegistry()
+
+    def gauge(name: str, about: str, value: float) -> None:
+        Gauge(f"dsec_controller_{name}", about, registry=registry).set(value)
+
+    term = controller.term
+    gauge("leading", "1 while this process leads.", float(controller.leading))
+    gauge("epoch", "Epoch of the newest term of this process.", controller.epoch)
+    if term is not None:
+        state = term.bind_log.state
+        gauge("sandboxes_live", "Sandboxes that hold room.", sum(1 for _ in state.live()))
+        gauge("sandboxes_waiting", "Keyed creates that wait for room.", len(state.waiting()))
+        gauge("bindlog_segments", "Segments of the bind log so far.", term.bind_log.position)
+        gauge("nodes", "Registered nodes.", len(term.fleet.members))
+        gauge("nodes_usable", "Nodes that may be given work.", len(term.fleet.views()))
+        experiments = term.caches["Experiment"].all()
+        gauge("experiments", "Experiments.", len(experiments))
+    return generate_latest(registry)
+
+
+def build_metrics(controller: Controller) -> Starlette:
+    """Return the scrape endpoint."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(text(controller), media_type="text/plain; version=0.0.4")
+
+    return Starlette(routes=[Route("/metrics", metrics)])

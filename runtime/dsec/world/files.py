@@ -28,6 +28,10 @@ LEAF = "~"
 """Ends the file name of an object, so that the keys `a` and `a/b` can both exist."""
 
 
+DELETED = "deleted-version"
+"""File that holds the version of the newest deletion."""
+
+
 class DirectoryBusyError(Exception):
     """Another process owns this directory of records."""
 
@@ -60,6 +64,8 @@ class FileRecords(MemoryRecords):
             meta = record["metadata"]
             self._records[record["kind"], meta.get("namespace", ""), meta["name"]] = record
             self._version = max(self._version, int(meta["resourceVersion"]))
+        if (deleted := directory / DELETED).exists():
+            self._version = max(self._version, int(deleted.read_text()))
         # a watch from before this start must expire, never miss a change
         self._version += 1
 
@@ -72,6 +78,8 @@ class FileRecords(MemoryRecords):
         path = self._directory / kind / f"{quote(namespace, safe='')}@{quote(name, safe='')}.json"
         try:
             if record is None:
+                # no file is left to carry this version, and versions must never go back
+                write_durably(self._directory / DELETED, str(self._version).encode())
                 path.unlink(missing_ok=True)
                 return
             path.parent.mkdir(exist_ok=True, mode=0o700)

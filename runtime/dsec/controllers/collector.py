@@ -145,8 +145,11 @@ class Collector:
                 )
         self._changed(bindings)
 
-    async def sweep(self, fleet: Fleet) -> None:
-        """Give up, again and again, what is bound to nodes that stay silent too long."""
+    async def sweep(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        """Give up, again and again, what is bound to nodes that stay silent too long.
+
+        The copies there are stopped as `fenced` as soon as their agent can be told.
+        """
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             for node in self._log.state.nodes():
@@ -161,6 +164,8 @@ class Collector:
                 await self.end(
                     [closed_status(b, EndReason.NODE_LOST, message, self._clock) for b in lost]
                 )
+                for binding in lost:
+                    dispatcher.stop(node, binding.id, EndReason.FENCED, message)
 
     def _live(self, sandbox: str) -> bool:
         binding = self._log.state.by_id.get(sandbox)

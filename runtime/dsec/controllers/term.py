@@ -137,7 +137,7 @@ class Term:
             *(cache.run() for cache in self.caches.values()),
             *(queue.run() for queue in self.queues.values()),
             self._place(),
-            self.collector.sweep(self.fleet),
+            self.collector.sweep(self.fleet, self.dispatcher),
             self._keep_house(),
             self._watch_failures(),
         ]

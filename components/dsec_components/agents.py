@@ -36,6 +36,10 @@ class AgentsArgs(Placed):
     """Agents replaced at once in a roll-out."""
     gateway_address: pulumi.Input[str]
     """Address of the gateway's Service: nodes have no cluster DNS."""
+    registry: pulumi.Input[str]
+    """host:port of the registry; empty: none."""
+    plain_registry: bool
+    """The registry is spoken to without TLS."""
     config_digest: pulumi.Input[str]
     """Pods roll when it changes."""
     await_ready: NotRequired[bool]
@@ -106,7 +110,10 @@ class Agents(Component):
                                 "image": args["image"],
                                 "image_pull_policy": args.get("pull_policy", "IfNotPresent"),
                                 "command": ["python3", "-m", "dsec.agent"],
-                                "env": [*environment(), *_agent_environment(args)],
+                                "env": [
+                                    *environment(args["registry"], plain=args["plain_registry"]),
+                                    *_agent_environment(args),
+                                ],
                                 "resources": resources(args["cpu_milli"], args["memory_bytes"]),
                                 "security_context": {"privileged": True, "run_as_user": 0},
                                 # its server wants a client certificate that the kubelet lacks

@@ -107,6 +107,19 @@ class ObjectStore(TypedDict):
     """Secret access key. Kept as a secret."""
 
 
+class PlatformRegistry(TypedDict):
+    """Where images of experiments come from."""
+
+    host: NotRequired[pulumi.Input[str]]
+    """host:port of the stack's registry; empty: none."""
+    tls: NotRequired[RegistryTls]
+    """verify (default), mutual or lan-insecure."""
+    immutable_tags: NotRequired[pulumi.Input[bool]]
+    """A tag never changes its image (default)."""
+    mirrors: NotRequired[list[ImageMirror]]
+    """Where images of a prefix are fetched; the first match wins."""
+
+
 class RuntimeArgs(TypedDict):
     """Inputs of Runtime."""
 
@@ -128,6 +141,8 @@ class RuntimeArgs(TypedDict):
     """The agents."""
     object_store: NotRequired[ObjectStore]
     """Where history and results are kept."""
+    registry: NotRequired[PlatformRegistry]
+    """Where images of experiments come from. Update in place: pods roll."""
     log_level: NotRequired[pulumi.Input[str]]
     """debug, info (default), warning or error. Update in place: pods roll."""
     presets: NotRequired[dict[str, pulumi.Input[str]]]
@@ -206,19 +221,6 @@ class ExperimentArgs(TypedDict):
     """How long destroy waits while results are collected; default 10."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
     """Labels of the record. Update in place."""
-
-
-class PlatformRegistry(TypedDict):
-    """Where images of experiments come from."""
-
-    host: NotRequired[pulumi.Input[str]]
-    """host:port of the stack's registry; empty: none."""
-    tls: NotRequired[RegistryTls]
-    """verify (default), mutual or lan-insecure."""
-    immutable_tags: NotRequired[pulumi.Input[bool]]
-    """A tag never changes its image (default)."""
-    mirrors: NotRequired[list[ImageMirror]]
-    """Where images of a prefix are fetched; the first match wins."""
 
 
 class PlatformExperiment(TypedDict):

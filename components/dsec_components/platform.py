@@ -16,7 +16,15 @@ from dsec_components.tenant import Tenant
 
 RUNTIME_KEYS = (
     *("images", "profile", "deletion", "namespace", "region", "gateway", "controller", "agent"),
-    *("object_store", "log_level", "presets", "cluster_networks", "await_ready", "labels"),
+    *(
+        "object_store",
+        "registry",
+        "log_level",
+        "presets",
+        "cluster_networks",
+        "await_ready",
+        "labels",
+    ),
 )
 
 

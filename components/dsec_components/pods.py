@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pulumi
 import pulumi_kubernetes as k8s
 from dsec.api.meta import GROUP
 
@@ -24,8 +25,11 @@ PLAIN_SECURITY: k8s.core.v1.PodSecurityContextArgsDict = {
 }
 
 
-def environment() -> list[k8s.core.v1.EnvVarArgsDict]:
-    """Return what a process learns about its own pod, and where its configuration lies."""
+def environment(registry: pulumi.Input[str], *, plain: bool) -> list[k8s.core.v1.EnvVarArgsDict]:
+    """Return what a process learns about its own pod, its configuration and its registry.
+
+    `registry` is host:port, or empty; `plain` says that it is spoken to without TLS.
+    """
     fields = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -35,6 +39,8 @@ def environment() -> list[k8s.core.v1.EnvVarArgsDict]:
     }
     return [
         {"name": "DSEC_ROLE_CONFIG", "value": "/etc/dsec/config.json"},
+        {"name": "DSEC_DEFAULT_REGISTRY", "value": registry},
+        {"name": "DSEC_PLAIN_HTTP_REGISTRIES", "value": registry if plain else ""},
         *(
             {
                 "name": name,

@@ -1,8 +1,10 @@
 """Runtime: the control plane and the agents, in the order in which they need each other."""
 
+from typing import TypedDict
+
 import pulumi
 import pulumi_kubernetes as k8s
-from dsec.api.config import Deletion, Exposure, ImagesConfig, PlatformConfig, Profile
+from dsec.api.config import Deletion, Exposure, ImagesConfig, PlatformConfig, Profile, RegistryTls
 
 from dsec_components.access import Access
 from dsec_components.admission import Admission
@@ -137,6 +139,7 @@ class Runtime(Component):
             "node_port": 0,
             "cpu_milli": part.get("cpu_milli") or 100,
             "memory_bytes": part.get("memory_bytes") or 512 << 20,
+            **_registry(args),
             "config_digest": settings.digest,
             "object_store_secret": args.get("object_store", {}).get("secret")
             or "dsec-object-store",
@@ -161,6 +164,7 @@ class Runtime(Component):
                 "node_selector": part.get("node_selector") or {},
                 "max_unavailable": part.get("max_unavailable") or 1,
                 "gateway_address": gateways.service_address,
+                **_registry(args),
                 "config_digest": settings.digest,
                 "await_ready": args.get("await_ready", True),
             },
@@ -172,6 +176,21 @@ def _sizes(args: RuntimeArgs) -> PlatformConfig:
     """Return the profile's figures."""
     profile = Profile(args.get("profile", Profile.SMALL))
     return PlatformConfig(images=ImagesConfig(runtime="any", agent="any"), profile=profile)
+
+
+class _Registry(TypedDict):
+    registry: pulumi.Input[str]
+    plain_registry: bool
+
+
+def _registry(args: RuntimeArgs) -> _Registry:
+    """Return where pods find images, and whether the way there is plain HTTP."""
+    told = args.get("registry", {})
+    tls = RegistryTls(told.get("tls", RegistryTls.VERIFY))
+    return {
+        "registry": told.get("host", ""),
+        "plain_registry": tls is RegistryTls.LAN_INSECURE,
+    }
 
 
 def _url(part: GatewayPart, namespace: pulumi.Output[str]) -> pulumi.Output[str]:

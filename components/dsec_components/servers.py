@@ -36,6 +36,10 @@ class ServerArgs(Placed):
     """CPU request, in thousandths of a core."""
     memory_bytes: int
     """Memory request and limit, in bytes."""
+    registry: pulumi.Input[str]
+    """host:port of the registry; empty: none."""
+    plain_registry: bool
+    """The registry is spoken to without TLS."""
     config_digest: pulumi.Input[str]
     """Pods roll when it changes."""
     object_store_secret: str
@@ -77,7 +81,7 @@ class Server(Component):
                 "-m",
                 f"dsec.{'gateway' if part == 'gateway' else 'controllers'}",
             ],
-            "env": environment(),
+            "env": environment(args["registry"], plain=args["plain_registry"]),
             "ports": [
                 {"name": key, "container_port": port, "protocol": "TCP"}
                 for key, port in self._ports.items()

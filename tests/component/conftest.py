@@ -1,5 +1,6 @@
 """A recording engine: runs a program against mocks, in preview or in update mode."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,9 @@ def run() -> Run:
 
     def go(program: Callable[[pulumi.ResourceOptions], Any], *, preview: bool = False) -> Recorder:
         recorder = Recorder()
+        # other tests of this process may have ended the loop that the SDK would look for
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
         pulumi.runtime.set_mocks(recorder, project="dsec", stack="test", preview=preview)
 
         @pulumi.runtime.test
@@ -80,7 +84,11 @@ def run() -> Run:
             provider = k8s.Provider("cluster", kubeconfig="{}", cluster_identifier="test")
             program(pulumi.ResourceOptions(provider=provider))
 
-        inside()
+        try:
+            inside()
+        finally:
+            loop.close()
+            asyncio.set_event_loop(None)
         return recorder
 
     return go

@@ -1,0 +1,169 @@
+"""What destroy asks first: refusal with names, purge with patience, a sentence for silence."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from dsec.api.config import Deletion
+from dsec_components.guard import RefusedError, SilentError, Waiting, check
+from dsec_components.host import DsecServicer, component_provider
+from pulumi.runtime import proto, rpc
+
+MINE = "dsec.test"
+
+
+def experiment(name: str, *, stack: str = "", completed: bool = False) -> dict[str, Any]:
+    """Return an Experiment as the API server lists it."""
+    status = "True" if completed else "False"
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "labels": {"dsec.dev/stack": stack} if stack else {},
+        },
+        "status": {"conditions": [{"type": "Completed", "status": status}]},
+    }
+
+
+@dataclass
+class FakeCluster:
+    """Records in memory; `finishes` says whether a controller removes finalizers."""
+
+    experiments: list[dict[str, Any]] = field(default_factory=list)
+    finishes: bool = True
+    silent: int = 0
+    released: list[str] = field(default_factory=list)
+    server: str = "https://api.test:6443"
+
+    def list(self, plural: str) -> list[dict[str, Any]]:
+        """Return the records, or be silent some times."""
+        if self.silent:
+            self.silent -= 1
+            raise SilentError("connection refused")
+        return list(self.experiments) if plural == "experiments" else []
+
+    def delete(self, plural: str, record: dict[str, Any]) -> None:
+        """Delete where a controller is at work."""
+        assert plural == "experiments"
+        if self.finishes:
+            self.experiments.remove(record)
+
+    def release(self, plural: str, record: dict[str, Any]) -> None:
+        """Remove a record by force."""
+        self.released.append(f"{plural}/{record['metadata']['name']}")
+        self.experiments.remove(record)
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    """Time that passes only by waiting."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return Waiting(now=lambda: now[0], sleep=sleep)
+
+
+def test_protect_refuses_and_names_foreign_experiments(waiting: Waiting) -> None:
+    """Own and completed ones do not count."""
+    cluster = FakeCluster(
+        [experiment("mine", stack=MINE), experiment("over", completed=True), experiment("theirs")]
+    )
+    with pytest.raises(RefusedError, match=r"1 experiment .* would be lost: team/theirs\. Nothing"):
+        check(cluster, Deletion.PROTECT, MINE, waiting)
+    assert len(cluster.experiments) == 3
+
+
+def test_protect_names_ten_and_counts_the_rest(waiting: Waiting) -> None:
+    """A refusal stays readable."""
+    cluster = FakeCluster([experiment(f"e{n:02}") for n in range(12)])
+    with pytest.raises(RefusedError, match=r"12 experiments .*team/e09 and 2 more"):
+        check(cluster, Deletion.PROTECT, MINE, waiting)
+
+
+def test_protect_lets_an_unused_installation_go(waiting: Waiting) -> None:
+    """Own experiments are the stack's to delete."""
+    assert check(FakeCluster([experiment("m", stack=MINE)]), Deletion.PROTECT, MINE, waiting) == []
+
+
+def test_purge_deletes_foreign_records_and_leaves_own_ones_to_the_engine(waiting: Waiting) -> None:
+    """The controller still runs and collects."""
+    cluster = FakeCluster([experiment("mine", stack=MINE), experiment("theirs")])
+    remarks = check(cluster, Deletion.PURGE, MINE, waiting)
+    assert [one["metadata"]["name"] for one in cluster.experiments] == ["mine"]
+    assert "team/theirs" in remarks[0]
+    assert cluster.released == []
+
+
+def test_purge_forces_what_nobody_finishes_and_says_so(waiting: Waiting) -> None:
+    """A dead controller must not keep a purge for ever."""
+    cluster = FakeCluster([experiment("stuck")], finishes=False)
+    remarks = check(cluster, Deletion.PURGE, MINE, waiting)
+    assert cluster.released == ["experiments/stuck"]
+    assert "were not collected" in remarks[-1]
+    assert waiting.now() < 200
+
+
+@pytest.mark.parametrize("deletion", list(Deletion))
+def test_a_short_silence_is_waited_out_and_a_long_one_is_a_sentence(
+    deletion: Deletion, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the servers dead it ends within minutes, and nothing is forgotten unasked."""
+    check(FakeCluster(silent=3), deletion, MINE, waiting)
+    with pytest.raises(RefusedError, match=r"api\.test:6443 did not answer for 60 s") as refused:
+        check(FakeCluster(silent=10**6), deletion, MINE, waiting)
+    assert "nothing was deleted" in str(refused.value)
+    assert waiting.now() < 300
+    monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
+    remarks = check(FakeCluster(silent=10**6), deletion, MINE, waiting)
+    assert "is gone" in remarks[0]
+
+
+class Aborted(Exception):  # noqa: N818 - what gRPC's abort does, not an error of ours
+    """The call ended with a status."""
+
+
+class Context:
+    """A gRPC context that remembers how a call was aborted."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        """Raise, as the real one does."""
+        raise Aborted(code, details)
+
+
+async def test_the_plugin_turns_a_refusal_into_a_plain_message() -> None:
+    """No traceback: the engine prints the details as they are."""
+    asked: list[tuple[str, Deletion, str]] = []
+
+    def guard(kubeconfig: str, deletion: Deletion, stack: str) -> list[str]:
+        asked.append((kubeconfig, deletion, stack))
+        raise RefusedError("Two experiments live.")
+
+    servicer = DsecServicer(component_provider(), [], "127.0.0.1:1", guard)
+    state = {
+        "kubeconfig": {rpc._special_sig_key: rpc._special_secret_sig, "value": "apiVersion: v1"},
+        "deletion": "protect",
+        "stackLabel": MINE,
+    }
+    request = proto.DeleteRequest(id="1")
+    request.properties.update(state)
+    with pytest.raises(Aborted) as aborted:
+        await servicer.Delete(request, Context())
+    assert aborted.value.args[1] == "Two experiments live."
+    assert asked == [("apiVersion: v1", Deletion.PROTECT, MINE)]
+
+
+async def test_the_plugin_updates_in_place_and_only_on_change() -> None:
+    """A new kubeconfig is no reason to replace anything."""
+    servicer = DsecServicer(component_provider(), [], "127.0.0.1:1")
+    request = proto.DiffRequest()
+    request.old_inputs.update({"kubeconfig": "a"})
+    request.news.update({"kubeconfig": "a"})
+    same = await servicer.Diff(request, Context())
+    request.news.update({"kubeconfig": "b"})
+    changed = await servicer.Diff(request, Context())
+    assert same.changes == proto.DiffResponse.DIFF_NONE
+    assert changed.changes == proto.DiffResponse.DIFF_SOME
+    assert list(changed.replaces) == []

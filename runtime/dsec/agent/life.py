@@ -89,6 +89,8 @@ class Life:
         try:
             if self._entry.status.state in {S.BOUND, S.PULLING, S.CREATING}:
                 await self._bring_up()
+            elif self._entry.status.state is S.STARTING:
+                await self._start_again()
             return await self._watch()
         except _StopRequestedError:
             return End(reason=EndReason.STOPPED, message="stopped before its command was started")
@@ -121,6 +123,14 @@ class Life:
             await substrate.start(self._id)
         finally:
             self._g.creates.release()
+
+    async def _start_again(self) -> None:
+        """Start what an earlier agent may have died just before starting."""
+        try:
+            await self._g.substrate.start(self._id)
+        except SubstrateError as error:
+            # it may have ended long ago: `wait` knows
+            _log.info("not started again", sandbox=self._id, error=str(error))
 
     async def _watch(self) -> End:
         """Wait for the end of the main command; keep deadlines and pass stops on."""

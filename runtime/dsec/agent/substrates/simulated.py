@@ -194,14 +194,12 @@ class SimulatedSubstrate:
             run.ended.cancel()
 
     async def adopt(self) -> list[tuple[SandboxSpec, Started | None]]:
-        """Return what an earlier agent on this object left; what never started is removed.
+        """Return what an earlier agent on this object left.
 
         Registrations are told again: the earlier agent may have died before it stored one.
         """
-        for sandbox_id, run in list(self._runs.items()):
-            if run.task is None:
-                del self._runs[sandbox_id]
-            elif run.registered:
+        for sandbox_id, run in self._runs.items():
+            if run.registered:
                 self.on_heartbeat(sandbox_id, {})
         return [
             (run.spec, None if run.ended.done() else run.started) for run in self._runs.values()

@@ -242,6 +242,12 @@ async def test_the_agent_program_renews_its_certificate(
         assert served.gateway.registrations[0].labels == {"a": "b"}
         assert served.gateway.tokens[0] == "Bearer once"
         await eventually(lambda: served.gateway.tokens[-1] == "", 5)
+        # away for longer than the certificate lives: the token admits the node again
+        served.gateway.away = True
+        await asyncio.sleep(4)
+        served.gateway.away = False
+        seen = len(served.gateway.tokens)
+        await eventually(lambda: "Bearer once" in served.gateway.tokens[seen:], 20)
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 10) == 0
     finally:

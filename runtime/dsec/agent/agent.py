@@ -116,6 +116,8 @@ class Agent:
             asyncio.create_task(self.uplink.ship(self.config.node_name, self.spool, self._ship)),
             asyncio.create_task(self._keep_house()),
         ]
+        for task in self._background:
+            task.add_done_callback(self._failed)
 
     async def _take_over(self, sandbox_id: str, spec: SandboxSpec, init: Started | None) -> None:
         """Deal with what the substrate has and the spool does not."""
@@ -271,11 +273,14 @@ class Agent:
 
     def _over(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
         self._lives.pop(sandbox_id, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # only a full or broken disk gets here: what cannot be recorded must not be hidden
-            _log.error("sandbox is not followed any more", sandbox=sandbox_id, error=repr(error))
-            self.core.refusing = f"disk: {error}"
+        self._failed(task)
         self.spool.rotate()
+
+    def _failed(self, task: asyncio.Task[None]) -> None:
+        """Take no more work once something could not be recorded: a full or broken disk."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the node takes no more work", task=task.get_name(), error=repr(error))
+            self.core.refusing = f"disk: {error}"
 
     def _heartbeat(self, sandbox_id: str, _body: dict[str, object]) -> None:
         if not self.core.heartbeat(sandbox_id, self.clock.now()):

@@ -9,7 +9,7 @@ import structlog
 
 from dsec.agent.agent import Agent
 from dsec.agent.tls import CertificateStore
-from dsec.agent.uplink import AwayError, RefusedError, backoff
+from dsec.agent.uplink import AwayError, backoff
 from dsec.api.wire import NodeAdmission, NodeRegistration
 from dsec.world.clock import Randomness, until
 
@@ -23,7 +23,8 @@ class Registrar:
     """Keeps one agent registered.
 
     `certificates` is None inside one process, where the network itself says who calls.
-    `on_admission` is told each answer (keys, CA); `on_certificate` after a new one is stored.
+    `on_admission` is told each answer (keys, CA); `on_certificate` when the identity has changed: a
+    new certificate is stored, or the old one has expired.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Registrar:
         self._token_file = token_file
         self._on_admission = on_admission
         self._on_certificate = on_certificate
+        self._valid = certificates is not None and certificates.valid(agent.clock.now())
         self.admission: NodeAdmission | None = None
 
     async def once(self) -> NodeAdmission:
@@ -51,6 +53,8 @@ class Registrar:
         agent, store = self._agent, self._certificates
         now = agent.clock.now()
         ask = store is not None and store.due(now)
+        if store is not None and self._valid and not store.valid(now):
+            await self._identity_changed(valid=False)
         registration = NodeRegistration(
             name=agent.config.node_name,
             uid=agent.uid,
@@ -68,8 +72,7 @@ class Registrar:
         self._judge_clock(admission.clock_offset_seconds, agent.clock.monotonic() - sent)
         if store is not None and admission.certificate_pem:
             store.store(admission.certificate_pem, admission.ca_pem)
-            self._on_certificate()
-            await agent.uplink.renew()
+            await self._identity_changed(valid=True)
         if admission.epoch > agent.core.epoch:
             agent.see_epoch(admission.epoch)
         self.admission = admission
@@ -96,7 +99,7 @@ class Registrar:
         while True:
             try:
                 await self.once()
-            except (AwayError, RefusedError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - the heartbeat must not stop for anything
                 if attempt == 0:
                     _log.warning(
                         "not registered, will repeat",
@@ -110,6 +113,11 @@ class Registrar:
                 pause = self._agent.config.heartbeat_seconds * (0.9 + self._randomness.random() / 5)
                 attempt = 0
             await self._agent.clock.sleep(pause)
+
+    async def _identity_changed(self, *, valid: bool) -> None:
+        self._valid = valid
+        self._on_certificate()
+        await self._agent.uplink.renew()
 
     def _token(self, store: CertificateStore | None, agent: Agent) -> str:
         """Return the join token, unless a certificate already says who the node is."""

@@ -68,9 +68,9 @@ class Host:
         name = config.node_name
         hosts = sorted({_host_of(self.base), split_address(self.listen)[0]} - {"0.0.0.0", "::"})  # noqa: S104 - no name to certify
         store = CertificateStore(config.state_dir / "tls", name, hosts)
-        context = store.client(config.ca)
+        network = NetworkTls(store.client(config.ca, self.clock.now()))
         agent = await run_agent(
-            config, substrate, NetworkTls(context), self.clock, self.randomness, boot_id=boot_id
+            config, substrate, network, self.clock, self.randomness, boot_id=boot_id
         )
         node = self.nodes[name] = Node(agent=agent)
 
@@ -78,7 +78,7 @@ class Host:
             node.capability_key_pem = admission.capability_public_key_pem or node.capability_key_pem
 
         def renewed() -> None:
-            store.load_into(context)
+            network.use(store.client(config.ca, self.clock.now()))
             if self._tls is not None and self._tls_from in {name, *self._orphaned()}:
                 self._tls_from = name
                 store.load_into(self._tls)

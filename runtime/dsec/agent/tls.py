@@ -68,17 +68,21 @@ class CertificateStore:
         return certificate is not None and now < certificate.not_valid_after_utc
 
     def due(self, now: datetime) -> bool:
-        """Say whether a new certificate should be asked for."""
+        """Say whether a new certificate should be asked for: late in its life, or moved."""
         certificate = self._certificate()
-        if certificate is None:
+        if certificate is None or not self._names(certificate):
             return True
         start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         return now >= start + (end - start) * RENEW_AT
 
-    def client(self, ca: Path | None) -> ssl.SSLContext:
-        """Return a context for calls to the gateway, with the certificate where there is one."""
+    def client(self, ca: Path | None, now: datetime) -> ssl.SSLContext:
+        """Return a context for calls to the gateway, with the certificate while it is valid.
+
+        An expired one would be refused in the handshake, where a token could still help.
+        """
         context = client_context(ca)
-        self.load_into(context)
+        if self.valid(now):
+            self.load_into(context)
         return context
 
     def server(self) -> ssl.SSLContext:
@@ -89,6 +93,16 @@ class CertificateStore:
         """Let new connections of a context use the present certificate, if there is one."""
         if self.certificate_path.exists():
             context.load_cert_chain(self.certificate_path, self.key_path)
+
+    def _names(self, certificate: x509.Certificate) -> bool:
+        """Say whether a certificate names all addresses that the node has now."""
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        except x509.ExtensionNotFound:
+            return False
+        told = {str(one.value) for one in names.value if isinstance(one, x509.IPAddress)}
+        wanted = {name for name in self._hosts if name[:1].isdigit() or ":" in name}
+        return wanted <= told
 
     def _certificate(self) -> x509.Certificate | None:
         try:

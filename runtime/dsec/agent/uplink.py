@@ -26,8 +26,8 @@ BATCH_ROWS = 500
 """Rows in one push: a few hundred kilobytes."""
 SHIP_SECONDS = 0.2
 """Rows gather this long before they are shipped: one call, and one object, for many."""
-ARTIFACT_SECONDS = 120.0
-"""Limit for the gateway to store one file."""
+ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS = 120.0, 30.0, 10.0
+"""Limits for the gateway to answer; a gateway that hangs must not look like a silent node."""
 DIRECT = "-"
 """Stands for the experiment of a sandbox that was created directly, in paths."""
 
@@ -93,7 +93,11 @@ class Uplink:
         """Introduce the node. Raises AwayError, RefusedError (for example a used token)."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = await self._call(
-            "POST", "/agent/v1/register", registration.model_dump_json(by_alias=True), headers
+            "POST",
+            "/agent/v1/register",
+            registration.model_dump_json(by_alias=True),
+            headers,
+            limit=REGISTER_SECONDS,
         )
         try:
             return NodeAdmission.model_validate_json(answer.content)
@@ -107,7 +111,7 @@ class Uplink:
         """
         for boot_id, group in groupby(rows, key=itemgetter("bootId")):
             body = {"node": node, "bootId": boot_id, "rows": list(group)}
-            await self._call("POST", "/agent/v1/journal", json.dumps(body))
+            await self._call("POST", "/agent/v1/journal", json.dumps(body), limit=JOURNAL_SECONDS)
 
     async def put_artifact(self, identity: Identity, name: str, content: bytes) -> None:
         """Store one file of a scene. Idempotent. Raises FencedError, AwayError, RefusedError."""
@@ -160,13 +164,23 @@ class Uplink:
             spool.shipped(int(rows[-1]["seq"]))
 
     async def _call(
-        self, method: str, path: str, body: str | bytes, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: str | bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        limit: float = ARTIFACT_SECONDS,
     ) -> httpx2.Response:
         content = body.encode() if isinstance(body, str) else body
         kind = "application/json" if isinstance(body, str) else "application/octet-stream"
         try:
             answer = await self._client.request(
-                method, path, content=content, headers={"Content-Type": kind, **(headers or {})}
+                method,
+                path,
+                content=content,
+                headers={"Content-Type": kind, **(headers or {})},
+                timeout=limit,
             )
         except (httpx2.TransportError, RuntimeError) as error:
             # RuntimeError: the pool was renewed under this call

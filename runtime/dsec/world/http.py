@@ -16,6 +16,10 @@ class NetworkTls:
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
+    def use(self, context: ssl.SSLContext) -> None:
+        """Give clients that are made from now on another identity."""
+        self._context = context
+
     def client(self, base_url: str, *, timeout: float = 10.0) -> httpx2.AsyncClient:
         """Return a pooled client; `timeout` in seconds bounds each read and write."""
         return _client(base_url, timeout, verify=self._context)

@@ -13,6 +13,8 @@ from dsec.world.tls import PeerProtocol
 
 GRACE_SECONDS = 2
 """Long polls and streams are cut this long after a stop was asked for."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections (30 s): a server that hangs up first loses requests."""
 
 
 class _Server(uvicorn.Server):
@@ -70,6 +72,7 @@ class Listener:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             ssl_context_factory=(lambda _config, _default: tls) if tls is not None else None,
         )
         self._server = _Server(config)

@@ -31,7 +31,7 @@ def test_named_tests_and_files_exist(page: Path) -> None:
     for name in re.findall(
         r"`((?:tests|docs|examples|stacks|runtime|tools)/[\w./-]+)", page.read_text()
     ):
-        assert (ROOT / name).exists(), name
+        assert "NAME" in name or (ROOT / name).exists(), name
 
 
 def words_after_dsec(text: str) -> list[list[str]]:

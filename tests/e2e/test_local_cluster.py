@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from dsec.local import cleanup, cluster
+from dsec.local import cleanup, cluster, existing_cluster
 from dsec.local.cluster_state import ClusterState, default_root
-from dsec.local.processes import RunDirectory
+from dsec.local.processes import LocalError, RunDirectory
 from dsec.local.supervisor import supervisor_identity
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(300)]
@@ -137,6 +137,31 @@ def test_a_service_is_reached_from_host_pod_and_api_server(state: ClusterState, 
     inside = [*state.network.enter(), sys.executable, "-c", fetch]
     assert _output(*inside).strip() == "200"
     assert _exec(state, "python3", "-c", fetch).strip() == "200"
+
+
+def test_a_pod_finds_a_service_by_name_and_nothing_outside(state: ClusterState, web: str) -> None:
+    """The cluster's DNS knows Services; a name outside fails at once instead of hanging."""
+    script = (
+        "import socket, time\n"
+        "for name in ('web.default', 'web.default.svc.cluster.local'):\n"
+        "    print(socket.gethostbyname(name))\n"
+        "begun = time.monotonic()\n"
+        "try:\n"
+        "    socket.gethostbyname('outside.example')\n"
+        "except socket.gaierror:\n"
+        "    print(time.monotonic() - begun < 3)"
+    )
+    assert _exec(state, "python3", "-c", script).split() == [web, web, "True"]
+
+
+def test_an_existing_cluster_is_looked_at_through_its_kubeconfig(state: ClusterState) -> None:
+    """`--kubeconfig` checks version and nodes, and changes nothing."""
+    told = existing_cluster.check(state.kubeconfig, "")
+    assert told["ready"]
+    assert told["nodesReady"] == 1
+    assert not told["dsec"]
+    with pytest.raises(LocalError, match="context nowhere"):
+        existing_cluster.check(state.kubeconfig, "nowhere")
 
 
 def _exec(state: ClusterState, *command: str) -> str:

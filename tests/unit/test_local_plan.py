@@ -15,7 +15,7 @@ from dsec.local.processes import LocalError
 
 CERTIFICATES = (
     *("apiserver", "apiserver-kubelet", "apiserver-etcd", "kubelet", "kubelet-server", "etcd"),
-    *("controller-manager", "scheduler", "proxy", "admin", "user"),
+    *("controller-manager", "scheduler", "proxy", "dns", "admin", "user"),
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from dsec.local.cluster_dns import DOMAIN
 from dsec.local.cluster_state import BUCKET, REGISTRY_PORT, ClusterState
 from dsec.local.network import BRIDGE
 from dsec.local.pki import (
@@ -21,13 +22,7 @@ from dsec.local.pki import (
     kubeconfig,
 )
 
-CLUSTER_DOMAIN = "cluster.local"
-_RESOLVER = (
-    "# no name server: Services are found by address or host alias\noptions timeout:1 attempts:1\n"
-)
-"""A look-up fails at once then; the host's own name server cannot be reached from inside."""
-
-SERVICE_ACCOUNT_ISSUER = f"https://kubernetes.default.svc.{CLUSTER_DOMAIN}"
+SERVICE_ACCOUNT_ISSUER = f"https://kubernetes.default.svc.{DOMAIN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ def ensure_keys(state: ClusterState) -> Keys:
         "kubernetes",
         "kubernetes.default",
         "kubernetes.default.svc",
-        f"kubernetes.default.svc.{CLUSTER_DOMAIN}",
+        f"kubernetes.default.svc.{DOMAIN}",
         "localhost",
         "127.0.0.1",
         state.layout.node,
@@ -61,6 +56,8 @@ def ensure_keys(state: ClusterState) -> Keys:
         Wanted("apiserver-kubelet", "kube-apiserver", ("system:masters",)),
         Wanted("controller-manager", "system:kube-controller-manager"),
         Wanted("scheduler", "system:kube-scheduler"),
+        # the account that Kubernetes' own bootstrap rules let read Services and Endpoints
+        Wanted("dns", "system:serviceaccount:kube-system:kube-dns"),
         Wanted("proxy", "system:kube-proxy", ("system:node-proxier",)),
         Wanted("kubelet", node, ("system:nodes",)),
         Wanted(
@@ -95,7 +92,6 @@ def render(state: ClusterState, keys: Keys, pause: str, cni_programs: str) -> di
         etc / "proxy.yaml": yaml.safe_dump(_proxy(state)),
         etc / "registry.yaml": yaml.safe_dump(_registry(state)),
         etc / "s3.json": json.dumps(_s3(state), indent=1),
-        etc / "resolv.conf": _RESOLVER,
         etc / "audit.yaml": yaml.safe_dump(_audit()),
         etc / "containerd.toml": _containerd(state, pause, cni_programs),
         etc / "cni" / "10-dsec.conflist": json.dumps(_cni(state), indent=1),
@@ -103,7 +99,7 @@ def render(state: ClusterState, keys: Keys, pause: str, cni_programs: str) -> di
         state.kubeconfig: _kubeconfig(state, keys, "admin"),
         state.directory / "kubeconfig-user": _kubeconfig(state, keys, "user"),
     }
-    for client in ("controller-manager", "scheduler", "proxy", "kubelet"):
+    for client in ("controller-manager", "scheduler", "proxy", "dns", "kubelet"):
         files[etc / f"{client}.kubeconfig"] = _kubeconfig(state, keys, client)
     return files
 
@@ -129,8 +125,8 @@ def _kubelet(state: ClusterState, keys: Keys) -> dict[str, object]:
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": str(server.cert),
         "tlsPrivateKeyFile": str(server.key),
-        "clusterDomain": CLUSTER_DOMAIN,
-        "resolvConf": str(state.etc / "resolv.conf"),
+        "clusterDomain": DOMAIN,
+        "clusterDNS": [state.layout.node],
         "containerRuntimeEndpoint": f"unix://{state.containerd_socket}",
         "podLogsDir": str(state.directory / "pod-logs"),
         "volumePluginDir": str(state.directory / "kubelet" / "volume-plugins"),

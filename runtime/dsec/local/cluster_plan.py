@@ -1,10 +1,12 @@
 """The parts of a local cluster, as data: programs, arguments, order and readiness."""
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from dsec.local.cluster_config import SERVICE_ACCOUNT_ISSUER, Keys
+from dsec.local.cluster_dns import PORT as DNS_PORT
 from dsec.local.cluster_state import API_PORT, REGISTRY_PORT, ClusterState
 from dsec.local.network import S3_PORT
 from dsec.local.pki import Pair
@@ -24,6 +26,7 @@ def plan(state: ClusterState, keys: Keys, programs: Mapping[str, Path]) -> list[
         _api_server(state, keys, programs),
         _controller_manager(state, keys, programs),
         _scheduler(state, programs),
+        _dns(state),
         _containerd(state, programs),
         _kubelet(state, programs),
         _proxy(state, programs),
@@ -184,6 +187,13 @@ def _scheduler(state: ClusterState, programs: Mapping[str, Path]) -> Part:
     )
     after, inputs = ("kube-apiserver",), digest(config)
     return Part("kube-scheduler", command, after=after, probe=_tcp(10259), inputs=inputs)
+
+
+def _dns(state: ClusterState) -> Part:
+    config, address = state.etc / "dns.kubeconfig", state.layout.node
+    command = (sys.executable, "-m", "dsec.local.cluster_dns", address, str(config))
+    probe = Probe(f"tcp://{address}:{DNS_PORT}")
+    return Part("dns", command, after=("kube-apiserver",), probe=probe, inputs=digest(config))
 
 
 def _containerd(state: ClusterState, programs: Mapping[str, Path]) -> Part:

@@ -151,3 +151,14 @@ def test_a_wrong_configuration_is_refused_by_its_schema(stack: Stack) -> None:
     done = stack.pulumi("preview", "--policy-pack", str(PACK), "--policy-pack-config", config)
     assert done.returncode != 0
     assert "maxReplicas" in done.stdout
+
+
+def test_an_exported_state_can_be_judged_without_its_program(stack: Stack) -> None:
+    """What reviewers run: no backend, no provider, only the state and the pack."""
+    stack.program('role["privileged"] = True')
+    assert stack.pulumi("up", "--yes", "--skip-preview").returncode == 0
+    stack.pulumi("stack", "export", "--file", "state.json", check=True)
+    words = ("policy", "analyze", "--file", "state.json", "--policy-pack", str(PACK))
+    done = stack.pulumi(*words)
+    assert done.returncode != 0
+    assert "The Experiment walk must not run privileged" in done.stdout

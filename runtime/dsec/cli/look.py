@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from dsec.client import Client
 
 
+SAID_LINES = 5
+"""Newest lines of each stream in the description of an ended sandbox."""
+
+
 class Kind(StrEnum):
     """What `get` lists."""
 
@@ -294,6 +298,9 @@ def _sandbox_words(status: Any) -> None:
         print(f"  ran         {seconds:.3f} s")
     if status.end.archive:
         print(f"  archive     {status.end.archive}")
+    for name, text in (("stdout", status.end.stdout), ("stderr", status.end.stderr)):
+        for line in text.splitlines()[-SAID_LINES:]:
+            print(f"  {name:<11} {line}")
 
 
 def _node_words(one: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""An experiment in Python: a trainer and two workers that show who they are and beat."""
+"""An experiment in Python: a trainer and two workers that show who they are."""
 
 import pulumi
 from dsec_components.experiment import Experiment
 
 SCRIPT = """
-echo "role $DSEC_ROLE of $DSEC_TASK_ID, replica $DSEC_REPLICA_INDEX, beats to $DSEC_HB_ENDPOINT"
+echo "$DSEC_SANDBOX_ID: role $DSEC_ROLE of $DSEC_TASK_ID, tenant $DSEC_TENANT_ID"
 while sleep 5; do date; done
 """
 

@@ -22,7 +22,13 @@ from dsec.local import cleanup, cluster_config, cluster_plan, cluster_state, ima
 from dsec.local.cleanup import Leftovers
 from dsec.local.cluster_state import ClusterState
 from dsec.local.network import ensure_network
-from dsec.local.processes import LocalError, end_process, read_json, write_atomically
+from dsec.local.processes import (
+    LocalError,
+    boot_id,
+    end_process,
+    read_json,
+    write_atomically,
+)
 from dsec.local.supervisor import ensure_supervisor, supervisor_identity, wait_ready
 from dsec.local.toolchain import ensure as ensure_tools
 
@@ -231,6 +237,10 @@ def ensure_bucket(state: ClusterState) -> None:
 
 
 def _prepare(state: ClusterState) -> None:
+    note = read_json(state.run.root / "parts" / "containerd.json")
+    if note is not None and note["boot"] != boot_id():
+        # the machine was restarted without a `down`
+        _forget_boot(state)
     cleanup.prepare_cgroup(state.cgroup)
     ensure_network(state.network)
     for name in ("etcd", "registry", "s3", "kubelet", "pod-logs", "cni", "containerd"):

@@ -294,6 +294,7 @@ class Sim:
             state_dir=Path(self.folder.name) / name,
             gateway="http://gateway",
             node_name=name,
+            labels=dict(profile.labels),
             durable=False,
             archive_patience=30.0,
         )

@@ -31,7 +31,7 @@ async def create_all(sim: Sim, keys: Iterable[str], *, size: int, wide: int) -> 
                     raise AssertionError(f"{len(left)} keys without an answer")
                 left = [key for key in left if key not in await ask(sim, left, found)]
                 if left:
-                    await sim.clock.sleep(1.0)
+                    await sim.clock.sleep(3.0)
 
     await asyncio.gather(*(worker() for _ in range(wide)))
     return found
@@ -66,12 +66,12 @@ class Watcher:
         self.checks = 0
 
     async def run(self) -> None:
-        """Look twice a virtual second."""
+        """Look once a virtual second."""
         await self._log.open()
         while True:
             await self._log.refresh()
             self.check()
-            await self._sim.clock.sleep(0.5)
+            await self._sim.clock.sleep(1.0)
 
     def check(self) -> None:
         """Count effective copies by key."""
@@ -140,7 +140,7 @@ def test_a_frozen_leader_changes_nothing(simulate: Callable[..., None], count: i
     simulate(scenario)
 
 
-@pytest.mark.parametrize("count", many(400, 10_000))
+@pytest.mark.parametrize("count", many(240, 10_000))
 def test_unknown_outcomes(simulate: Callable[..., None], count: int) -> None:
     """Lost replies, killed leaders and a cut node: one effective sandbox per key, always."""
 
@@ -178,7 +178,7 @@ def test_unknown_outcomes(simulate: Callable[..., None], count: int) -> None:
             await sim.clock.sleep(60)
             watching.cancel()
             assert watcher.most == 1
-            assert watcher.checks > 500
+            assert watcher.checks > 250
             live = sim.live()
             assert sorted(live) == sorted(again.values())
             assert all(len(copies) == 1 for copies in live.values())

@@ -257,6 +257,7 @@ class Placer:
             gpu_model=needs.gpu_model,
             gang=binding.gang,
             simulated=needs.simulated,
+            features=tuple(needs.features),
             avoid=tuple(sorted(node for node, until in avoid.items() if until > now)),
         )
 

@@ -158,6 +158,8 @@ def _needs(role: Role, rights: TenantSpec) -> Needs:
         node_labels=labels,
         pools=list(rights.pools),
         gpu_model=(role.gpu.model or "") if role.gpu else "",
+        # a claim is attached by the node's kubelet
+        features=["pvc"] if any(mount.claim for mount in role.mounts) else [],
         simulated=asked == "true" if asked is not None else either,
     )
 

@@ -29,6 +29,7 @@ class Needs(WireModel):
     node_labels: dict[str, str] = {}
     pools: list[str] = []
     gpu_model: str = ""
+    features: list[str] = Field(default=[], description="What the node must be able to do.")
     simulated: bool | None = Field(
         default=False, description="True: simulated nodes only; False: real ones; None: either."
     )

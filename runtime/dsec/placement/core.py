@@ -38,6 +38,7 @@ class NodeView:
     isolation: frozenset[IsolationLevel] = frozenset({IsolationLevel.CONTAINER})
     simulated: bool = False
     schedulable: bool = True
+    features: frozenset[str] = frozenset()
 
     def book(self, resources: Resources, devices: Sequence[str]) -> None:
         """Take what a sandbox is given; figures may go below zero after a resize of the node."""
@@ -86,6 +87,7 @@ def node_view(
         frozenset(inventory.isolation),
         inventory.simulated,
         schedulable,
+        frozenset(inventory.features),
     )
 
 
@@ -109,6 +111,8 @@ class Request:
     gang: str = ""
     simulated: bool | None = None
     """True: simulated nodes only; False: real ones only; None: real ones first."""
+    features: tuple[str, ...] = ()
+    """What the node must be able to do, by the names of its inventory's features (pvc)."""
     avoid: tuple[str, ...] = ()
     """Nodes whose agents have just refused it."""
 
@@ -135,6 +139,7 @@ def class_of(request: Request) -> ClassKey:
         request.pools,
         request.gpu_model,
         request.simulated,
+        request.features,
         request.avoid,
     )
 
@@ -218,6 +223,7 @@ def _mismatch(node: NodeView, request: Request) -> Refusal | None:
         wanted = "simulated" if request.simulated else "real"
         return Refusal(PendingReason.NO_NODES, f"{wanted} nodes")
     found = None
+    lacking = next((one for one in request.features if one not in node.features), "")
     if request.pools and node.pool not in request.pools:
         found = Refusal(PendingReason.LABEL, "pool", "|".join(request.pools))
     elif wrong_label:
@@ -226,6 +232,8 @@ def _mismatch(node: NodeView, request: Request) -> Refusal | None:
         found = Refusal(PendingReason.LABEL, "gpu-type", request.gpu_model)
     elif request.isolation not in node.isolation:
         found = Refusal(PendingReason.CAPABILITY, "isolation", request.isolation.value)
+    elif lacking:
+        found = Refusal(PendingReason.CAPABILITY, lacking, "it")
     elif asked.gpu_count and node.devices and not any(mode in d.modes for d in node.devices):
         found = Refusal(PendingReason.CAPABILITY, "gpu mode", mode)
     elif node.name in request.avoid:

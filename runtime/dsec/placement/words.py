@@ -91,8 +91,9 @@ def _label(refusal: Refusal) -> str:
 
 
 def _capability(refusal: Refusal) -> str:
+    asked = "a node that offers it" if refusal.asked == "it" else refusal.asked
     return (
-        f"{refusal.dimension}: asked {refusal.asked}, free 0: "
+        f"{refusal.dimension}: asked {asked}, free 0: "
         f"{_nobody(refusal, 'offers', 'offer')} it; starts when a node that does joins"
     )
 

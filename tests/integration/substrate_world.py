@@ -84,14 +84,14 @@ class World:
     async def exec(self, sandbox: str, *command: str, **more: object) -> tuple[bytes, bytes, Chunk]:
         """Run a command in a live sandbox; returns its two outputs and the last chunk."""
         request = ExecRequest(command=command, **more)  # type: ignore[arg-type]
-        out = {"stdout": b"", "stderr": b""}
+        out = {"stdout": bytearray(), "stderr": bytearray()}
         last = Chunk(stream="end")
         async for chunk in self.substrate.exec(sandbox, request):
             if chunk.stream == "end":
                 last = chunk
             else:
                 out[chunk.stream] += chunk.data
-        return out["stdout"], out["stderr"], last
+        return bytes(out["stdout"]), bytes(out["stderr"]), last
 
     def residue(self) -> dict[str, list[str]]:
         """Return what sandboxes have left on this machine: each list should be empty."""

@@ -164,6 +164,8 @@ except OSError as error:
         "echo x > /.dsec/init",
         "mount -o remount,rw /sys",
         "dmesg",
+        "python3 -c 'import socket; socket.socket(socket.AF_VSOCK)'",
+        "python3 -c 'import socket; socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)'",
         "kill -9 1; sleep 0.1; test ! -e /proc/1/status",
         "python3 -c 'import ctypes; l=ctypes.CDLL(None); exit(l.ptrace(16,1,0,0) != 0)'",
         "python3 -c 'import ctypes; l=ctypes.CDLL(None); exit(l.syscall(425,1,0) < 0)'",

@@ -161,6 +161,18 @@ async def test_the_fallbacks_work_too(
         assert [name for name, left in w.residue().items() if left] == []
 
 
+async def test_a_lost_connection_is_made_again(tmp_path: Path, images: Path) -> None:
+    """Only the death of PID 1 is an end, not that of a connection to it."""
+    async with world(tmp_path, images) as w:
+        box = await w.begin(w.spec("sh", "-c", "sleep 0.6; exit 2"))
+        waiting = asyncio.create_task(w.substrate.wait(box))
+        await asyncio.sleep(0.1)
+        link = w.substrate._get(box).link
+        assert link is not None
+        link._writer.close()
+        assert (await asyncio.wait_for(waiting, 3)).exit_code == 2
+
+
 async def test_a_long_state_path_is_no_hindrance(tmp_path: Path, images: Path) -> None:
     """Socket paths are short whatever the directory is."""
     deep = tmp_path / ("d" * 100) / ("e" * 100)

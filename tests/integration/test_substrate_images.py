@@ -95,7 +95,8 @@ def layout(path: Path, layers: list[bytes], architecture: str = ARCH) -> Path:
 def merged(stack: Stack) -> dict[str, str]:
     """Return the files that overlayfs shows of an image, mounted in a namespace of its own."""
     lower = ":".join([*stack.lower, "/mnt"])
-    script = f"""cd '{stack.base}' && mount -t overlay -o ro,lowerdir={lower} none /mnt && cd /mnt &&
+    script = f"""cd '{stack.base}' && mount -t overlay -o ro,lowerdir={lower} none /mnt &&
+    cd /mnt &&
     find . -type f ! -name true -printf '%P\\n' |
         while read f; do echo "$f=$(cat "$f")"; done
     find . ! -type f ! -type d -printf 'odd=%P\\n'"""

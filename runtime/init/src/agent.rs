@@ -17,7 +17,11 @@ pub struct AgentLink {
 
 /// Only root outside of this pid namespace may speak here: its pid shows as 0 inside.
 fn is_agent(fd: RawFd) -> bool {
-    let mut peer = libc::ucred { pid: -1, uid: 1, gid: 1 };
+    let mut peer = libc::ucred {
+        pid: -1,
+        uid: 1,
+        gid: 1,
+    };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the structure and its size match.
     let code = unsafe {
@@ -31,7 +35,13 @@ impl AgentLink {
     /// Serve the listening socket that the agent handed over.
     pub fn new(listener: RawFd) -> AgentLink {
         sys::nonblocking(listener);
-        AgentLink { listener, connection: None, received: vec![], unsent: vec![], sent: 0 }
+        AgentLink {
+            listener,
+            connection: None,
+            received: vec![],
+            unsent: vec![],
+            sent: 0,
+        }
     }
 
     /// Take a new connection; true when one is there. It replaces the old one.
@@ -39,7 +49,12 @@ impl AgentLink {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no address is asked for.
         let fd = unsafe {
-            libc::accept4(self.listener, std::ptr::null_mut(), std::ptr::null_mut(), flags)
+            libc::accept4(
+                self.listener,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                flags,
+            )
         };
         if fd < 0 {
             return false;
@@ -101,7 +116,9 @@ impl AgentLink {
 
     /// Read what is there; returns whole frames. A broken protocol ends the connection.
     pub fn read(&mut self) -> Vec<Frame> {
-        let Some(fd) = self.connection else { return vec![] };
+        let Some(fd) = self.connection else {
+            return vec![];
+        };
         let mut buffer = vec![0; 64 << 10];
         let mut list = Vec::new();
         loop {

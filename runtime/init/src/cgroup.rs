@@ -66,14 +66,16 @@ impl Cgroups {
         }
         let directory = open_at(parent, name, libc::O_RDONLY | libc::O_DIRECTORY)?;
         let procs = open_at(directory, "cgroup.procs", libc::O_WRONLY)?;
-        Ok(Some(Leaf { name: c_name, directory, procs }))
+        Ok(Some(Leaf {
+            name: c_name,
+            directory,
+            procs,
+        }))
     }
 
     /// Remove an empty leaf; gives it back while processes are left in it.
     pub fn remove(&self, leaf: Leaf) -> Option<Leaf> {
-        let Some(parent) = self.directory else {
-            return None;
-        };
+        let parent = self.directory?;
         // SAFETY: a valid C string and a descriptor that we own.
         let code = unsafe { libc::unlinkat(parent, leaf.name.as_ptr(), libc::AT_REMOVEDIR) };
         if code != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY) {
@@ -129,7 +131,11 @@ mod tests {
 
     #[test]
     fn without_cgroups_there_is_no_leaf() {
-        let none = Cgroups { unified: false, directory: None, join: vec![] };
+        let none = Cgroups {
+            unified: false,
+            directory: None,
+            join: vec![],
+        };
         assert!(none.leaf("m").unwrap().is_none());
     }
 }

@@ -37,7 +37,10 @@ const STEP_EXEC: u8 = 4;
 
 fn strings(value: &Value) -> Vec<String> {
     let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
-    items.iter().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+    items
+        .iter()
+        .filter_map(|v| v.as_str().map(str::to_owned))
+        .collect()
 }
 
 /// A user of the sandbox: numeric ids, supplementary groups, home.
@@ -55,26 +58,34 @@ pub fn find_user(text: &str, passwd: &str, group: &str) -> Result<User, String> 
         Some((u, g)) => (u, Some(g)),
         None => (text, None),
     };
-    let row = passwd.lines().map(|l| l.split(':').collect::<Vec<_>>()).find(|f| {
-        f.len() >= 6 && (f[0] == user || f[2] == user)
-    });
+    let row = passwd
+        .lines()
+        .map(|l| l.split(':').collect::<Vec<_>>())
+        .find(|f| f.len() >= 6 && (f[0] == user || f[2] == user));
     let (name, uid, gid, home) = match (&row, user.parse::<u32>()) {
         (Some(f), _) => (
             f[0],
-            f[2].parse().map_err(|_| format!("user {user:?} has no numeric id"))?,
-            f[3].parse().map_err(|_| format!("user {user:?} has no numeric group"))?,
+            f[2].parse()
+                .map_err(|_| format!("user {user:?} has no numeric id"))?,
+            f[3].parse()
+                .map_err(|_| format!("user {user:?} has no numeric group"))?,
             f[5],
         ),
         (None, Ok(id)) => ("", id, id, "/"),
         (None, Err(_)) if user.is_empty() || user == "root" => ("root", 0, 0, "/root"),
         (None, Err(_)) => return Err(format!("user {user:?} is not in /etc/passwd of the image")),
     };
-    let rows: Vec<Vec<&str>> =
-        group.lines().map(|l| l.split(':').collect()).filter(|f: &Vec<&str>| f.len() >= 4).collect();
+    let rows: Vec<Vec<&str>> = group
+        .lines()
+        .map(|l| l.split(':').collect())
+        .filter(|f: &Vec<&str>| f.len() >= 4)
+        .collect();
     let gid = match wanted_group {
         None => gid,
         Some(g) => match (rows.iter().find(|f| f[0] == g), g.parse()) {
-            (Some(f), _) => f[2].parse().map_err(|_| format!("group {g:?} has no numeric id"))?,
+            (Some(f), _) => f[2]
+                .parse()
+                .map_err(|_| format!("group {g:?} has no numeric id"))?,
             (None, Ok(id)) => id,
             (None, Err(_)) => return Err(format!("group {g:?} is not in /etc/group of the image")),
         },
@@ -84,14 +95,22 @@ pub fn find_user(text: &str, passwd: &str, group: &str) -> Result<User, String> 
         .filter(|f| !name.is_empty() && f[3].split(',').any(|member| member == name))
         .filter_map(|f| f[2].parse().ok())
         .collect();
-    Ok(User { uid, gid, groups, home: home.to_owned() })
+    Ok(User {
+        uid,
+        gid,
+        groups,
+        home: home.to_owned(),
+    })
 }
 
 impl Order {
     /// Read an order; relative programs are looked up on the PATH of the order's environment.
     pub fn parse(value: &Value) -> Result<Order, String> {
         let command = strings(&value["command"]);
-        let program = command.first().filter(|p| !p.is_empty()).ok_or("the command is empty")?;
+        let program = command
+            .first()
+            .filter(|p| !p.is_empty())
+            .ok_or("the command is empty")?;
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
         let user = find_user(value["user"].as_str().unwrap_or(""), &passwd, &group)?;
@@ -106,16 +125,28 @@ impl Order {
                 env.push((key.to_owned(), default.to_owned()));
             }
         }
-        let path = env.iter().find(|(k, _)| k == "PATH").map(|(_, v)| v.clone()).unwrap_or_default();
+        let path = env
+            .iter()
+            .find(|(k, _)| k == "PATH")
+            .map(|(_, v)| v.clone())
+            .unwrap_or_default();
         let candidates = if program.contains('/') {
             vec![sys::cstring(program)?]
         } else {
             let directories = path.split(':').map(|d| if d.is_empty() { "." } else { d });
-            directories.map(|d| sys::cstring(&format!("{d}/{program}"))).collect::<Result<_, _>>()?
+            directories
+                .map(|d| sys::cstring(&format!("{d}/{program}")))
+                .collect::<Result<_, _>>()?
         };
-        let workdir = value["workdir"].as_str().filter(|w| !w.is_empty()).unwrap_or("/");
+        let workdir = value["workdir"]
+            .as_str()
+            .filter(|w| !w.is_empty())
+            .unwrap_or("/");
         Ok(Order {
-            argv: command.iter().map(|a| sys::cstring(a)).collect::<Result<_, _>>()?,
+            argv: command
+                .iter()
+                .map(|a| sys::cstring(a))
+                .collect::<Result<_, _>>()?,
             envp: env
                 .iter()
                 .map(|(k, v)| sys::cstring(&format!("{k}={v}")))
@@ -132,7 +163,10 @@ impl Order {
 
     /// Words for a failed start, from the fail pipe's bytes.
     pub fn explain(&self, report: &[u8]) -> String {
-        let errno = report.get(1..5).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
+        let errno = report
+            .get(1..5)
+            .and_then(|b| b.try_into().ok())
+            .map_or(0, i32::from_ne_bytes);
         let text = sys::errno_text(errno);
         match report.first() {
             Some(&STEP_CGROUP) => format!("cannot enter the sandbox's cgroup: {text}"),
@@ -186,7 +220,12 @@ impl Order {
         for fd in [input.1, out.0, err.0, fail.0] {
             sys::nonblocking(fd);
         }
-        Ok(Spawned { pid, stdin: input.1, outputs: [out.0, err.0], fail: fail.0 })
+        Ok(Spawned {
+            pid,
+            stdin: input.1,
+            outputs: [out.0, err.0],
+            fail: fail.0,
+        })
     }
 
     /// In the child: never returns on success; else the step and errno.
@@ -253,7 +292,15 @@ mod tests {
     #[test]
     fn users_by_name_number_and_group() {
         let app = find_user("app", PASSWD, GROUP).unwrap();
-        assert_eq!(app, User { uid: 1000, gid: 1001, groups: vec![44], home: "/home/app".into() });
+        assert_eq!(
+            app,
+            User {
+                uid: 1000,
+                gid: 1001,
+                groups: vec![44],
+                home: "/home/app".into()
+            }
+        );
         assert_eq!(find_user("1000", PASSWD, GROUP).unwrap().gid, 1001);
         assert_eq!(find_user("app:extra", PASSWD, GROUP).unwrap().gid, 44);
         let number = find_user("7:8", PASSWD, GROUP).unwrap();
@@ -263,7 +310,11 @@ mod tests {
 
     #[test]
     fn unknown_user_is_named() {
-        assert!(find_user("nobody2", PASSWD, GROUP).unwrap_err().contains("nobody2"));
+        assert!(
+            find_user("nobody2", PASSWD, GROUP)
+                .unwrap_err()
+                .contains("nobody2")
+        );
     }
 
     #[test]
@@ -278,7 +329,11 @@ mod tests {
     fn path_comes_from_the_order() {
         let order = serde_json::json!({"command": ["tool"], "env": {"PATH": "/x:/y"}});
         let order = Order::parse(&order).unwrap();
-        let found: Vec<_> = order.candidates.iter().map(|c| c.to_str().unwrap()).collect();
+        let found: Vec<_> = order
+            .candidates
+            .iter()
+            .map(|c| c.to_str().unwrap())
+            .collect();
         assert_eq!(found, ["/x/tool", "/y/tool"]);
     }
 }

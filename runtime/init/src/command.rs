@@ -37,7 +37,13 @@ pub struct Command {
 
 impl Command {
     /// Take over a started command. `input` is written to its standard input, then EOF.
-    pub fn new(id: u32, order: Order, leaf: Option<Leaf>, started: Spawned, input: Vec<u8>) -> Self {
+    pub fn new(
+        id: u32,
+        order: Order,
+        leaf: Option<Leaf>,
+        started: Spawned,
+        input: Vec<u8>,
+    ) -> Self {
         let mut command = Command {
             id,
             pid: started.pid,
@@ -125,7 +131,9 @@ impl Command {
 
     /// True when it has ended and its output is complete, or no longer worth waiting for.
     pub fn finished(&self) -> bool {
-        let Some(exited) = self.exited else { return false };
+        let Some(exited) = self.exited else {
+            return false;
+        };
         if self.fail.is_some() {
             return false;
         }
@@ -151,7 +159,10 @@ impl Command {
             let message = self.order.explain(&self.failure);
             return json!({"reason": "start-failed", "message": message});
         }
-        let refused = self.leaf.as_ref().map_or(0, |leaf| cgroups.pids_refused(leaf));
+        let refused = self
+            .leaf
+            .as_ref()
+            .map_or(0, |leaf| cgroups.pids_refused(leaf));
         let (code, signal) = if libc::WIFSIGNALED(status) {
             (Value::Null, json!(libc::WTERMSIG(status)))
         } else {

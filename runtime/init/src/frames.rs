@@ -43,7 +43,9 @@ pub fn take(buffer: &mut Vec<u8>) -> Result<Option<Frame>, String> {
     let id = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]);
     let length = u32::from_be_bytes([buffer[5], buffer[6], buffer[7], buffer[8]]) as usize;
     if length > MAX_PAYLOAD {
-        return Err(format!("payload of {length} bytes, at most {MAX_PAYLOAD} allowed"));
+        return Err(format!(
+            "payload of {length} bytes, at most {MAX_PAYLOAD} allowed"
+        ));
     }
     if buffer.len() < HEADER + length {
         return Ok(None);
@@ -84,7 +86,14 @@ mod tests {
             }
         }
         assert_eq!(got.len(), 2);
-        assert_eq!(got[0], Frame { kind: STDOUT, id: 7, payload: b"a\0b".to_vec() });
+        assert_eq!(
+            got[0],
+            Frame {
+                kind: STDOUT,
+                id: 7,
+                payload: b"a\0b".to_vec()
+            }
+        );
         assert_eq!(got[1].kind, EXIT);
         assert!(buffer.is_empty());
     }

@@ -34,7 +34,8 @@ pub struct Endpoint {
 
 /// Check a heartbeat's JSON; the error names the field, its value and what is allowed.
 pub fn validate(body: &[u8], expected: &Expected) -> Result<Value, String> {
-    let value: Value = serde_json::from_slice(body).map_err(|e| format!("body is not JSON: {e}"))?;
+    let value: Value =
+        serde_json::from_slice(body).map_err(|e| format!("body is not JSON: {e}"))?;
     if !value.is_object() {
         return Err("body must be a JSON object with task_id, role and gpu_ids".to_owned());
     }
@@ -42,20 +43,30 @@ pub fn validate(body: &[u8], expected: &Expected) -> Result<Value, String> {
         match value[field].as_str() {
             None => return Err(format!("{field}: {} is not text", value[field])),
             Some(got) if got != wanted => {
-                return Err(format!("{field}: {got:?} is not this sandbox's, {wanted:?}"));
+                return Err(format!(
+                    "{field}: {got:?} is not this sandbox's, {wanted:?}"
+                ));
             }
             Some(_) => {}
         }
     }
-    let gpus = value["gpu_ids"]
-        .as_str()
-        .ok_or_else(|| format!("gpu_ids: {} is not a comma-separated list", value["gpu_ids"]))?;
+    let gpus = value["gpu_ids"].as_str().ok_or_else(|| {
+        format!(
+            "gpu_ids: {} is not a comma-separated list",
+            value["gpu_ids"]
+        )
+    })?;
     let known: Vec<&str> = expected.gpu_ids.split(',').collect();
     for gpu in gpus.split(',').map(str::trim).filter(|g| !g.is_empty()) {
         // an index counts from 0 inside the sandbox; a device may also be named in full
-        let by_index = gpu.parse::<usize>().is_ok_and(|i| i < known.len() && !known[0].is_empty());
+        let by_index = gpu
+            .parse::<usize>()
+            .is_ok_and(|i| i < known.len() && !known[0].is_empty());
         if !by_index && !known.contains(&gpu) {
-            return Err(format!("gpu_ids: {gpu:?} is not one of {:?}", expected.gpu_ids));
+            return Err(format!(
+                "gpu_ids: {gpu:?} is not one of {:?}",
+                expected.gpu_ids
+            ));
         }
     }
     Ok(value)
@@ -71,20 +82,33 @@ fn answer(status: &str, body: &Value) -> Vec<u8> {
     .into_bytes()
 }
 
+/// Method, path and body.
+type Request<'a> = (&'a str, &'a str, &'a [u8]);
+
 /// Split a whole request into (method, path, body). None: more bytes are needed.
-fn request(received: &[u8]) -> Result<Option<(&str, &str, &[u8])>, &'static str> {
+fn request(received: &[u8]) -> Result<Option<Request<'_>>, &'static str> {
     let Some(end) = received.windows(4).position(|w| w == b"\r\n\r\n") else {
         let full = received.len() >= MAX_REQUEST;
-        return if full { Err("413 Content Too Large") } else { Ok(None) };
+        return if full {
+            Err("413 Content Too Large")
+        } else {
+            Ok(None)
+        };
     };
     let head = std::str::from_utf8(&received[..end]).map_err(|_| "400 Bad Request")?;
     let mut lines = head.split("\r\n");
     let mut first = lines.next().unwrap_or_default().split(' ');
-    let (method, path) = (first.next().unwrap_or_default(), first.next().unwrap_or_default());
+    let (method, path) = (
+        first.next().unwrap_or_default(),
+        first.next().unwrap_or_default(),
+    );
     let mut length = 0;
     for (name, value) in lines.filter_map(|l| l.split_once(':')) {
         if name.eq_ignore_ascii_case("content-length") {
-            length = value.trim().parse::<usize>().map_err(|_| "400 Bad Request")?;
+            length = value
+                .trim()
+                .parse::<usize>()
+                .map_err(|_| "400 Bad Request")?;
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
             return Err("411 Length Required");
@@ -102,14 +126,22 @@ impl Endpoint {
     pub fn open(expected: Expected) -> io::Result<Endpoint> {
         let listener = TcpListener::bind(("127.0.0.1", 8080))?;
         listener.set_nonblocking(true)?;
-        Ok(Endpoint { listener, connections: Vec::new(), expected })
+        Ok(Endpoint {
+            listener,
+            connections: Vec::new(),
+            expected,
+        })
     }
 
     /// Descriptors to poll, with the events to poll for.
     pub fn descriptors(&self) -> Vec<(RawFd, libc::c_short)> {
         let mut list = vec![(self.listener.as_raw_fd(), libc::POLLIN)];
         for c in &self.connections {
-            let events = if c.answer.is_empty() { libc::POLLIN } else { libc::POLLOUT };
+            let events = if c.answer.is_empty() {
+                libc::POLLIN
+            } else {
+                libc::POLLOUT
+            };
             list.push((c.stream.as_raw_fd(), events));
         }
         list
@@ -123,18 +155,24 @@ impl Endpoint {
     /// Do what can be done without waiting; returns the valid heartbeats that came in.
     pub fn serve(&mut self) -> Vec<Value> {
         while self.connections.len() < MAX_CONNECTIONS {
-            let Ok((stream, _)) = self.listener.accept() else { break };
+            let Ok((stream, _)) = self.listener.accept() else {
+                break;
+            };
             if stream.set_nonblocking(true).is_ok() {
                 let until = Instant::now() + PATIENCE;
                 let (received, answer) = (Vec::new(), Vec::new());
-                self.connections.push(Connection { stream, received, answer, until });
+                self.connections.push(Connection {
+                    stream,
+                    received,
+                    answer,
+                    until,
+                });
             }
         }
         let mut beats = Vec::new();
         let expected = &self.expected;
-        self.connections.retain_mut(|c| {
-            c.until > Instant::now() && c.advance(expected, &mut beats)
-        });
+        self.connections
+            .retain_mut(|c| c.until > Instant::now() && c.advance(expected, &mut beats));
         beats
     }
 }
@@ -160,12 +198,14 @@ impl Connection {
                     }
                     Err(why) => answer("400 Bad Request", &json!({"error": why})),
                 },
-                Ok(Some((_, "/heartbeat", _))) => {
-                    answer("405 Method Not Allowed", &json!({"error": "only POST is allowed"}))
-                }
-                Ok(Some(_)) => {
-                    answer("404 Not Found", &json!({"error": "the only path is /heartbeat"}))
-                }
+                Ok(Some((_, "/heartbeat", _))) => answer(
+                    "405 Method Not Allowed",
+                    &json!({"error": "only POST is allowed"}),
+                ),
+                Ok(Some(_)) => answer(
+                    "404 Not Found",
+                    &json!({"error": "the only path is /heartbeat"}),
+                ),
             };
         }
         match self.stream.write(&self.answer) {
@@ -183,7 +223,11 @@ mod tests {
     use super::*;
 
     fn expected() -> Expected {
-        Expected { task_id: "t".into(), role: "worker".into(), gpu_ids: "GPU-a,GPU-b".into() }
+        Expected {
+            task_id: "t".into(),
+            role: "worker".into(),
+            gpu_ids: "GPU-a,GPU-b".into(),
+        }
     }
 
     #[test]
@@ -198,10 +242,16 @@ mod tests {
     fn errors_name_the_field() {
         for (body, field) in [
             (json!({"role": "worker", "gpu_ids": ""}), "task_id"),
-            (json!({"task_id": "x", "role": "worker", "gpu_ids": ""}), "task_id"),
+            (
+                json!({"task_id": "x", "role": "worker", "gpu_ids": ""}),
+                "task_id",
+            ),
             (json!({"task_id": "t", "role": 3, "gpu_ids": ""}), "role"),
             (json!({"task_id": "t", "role": "worker"}), "gpu_ids"),
-            (json!({"task_id": "t", "role": "worker", "gpu_ids": "2"}), "gpu_ids"),
+            (
+                json!({"task_id": "t", "role": "worker", "gpu_ids": "2"}),
+                "gpu_ids",
+            ),
         ] {
             let error = validate(body.to_string().as_bytes(), &expected()).unwrap_err();
             assert!(error.starts_with(field), "{error}");

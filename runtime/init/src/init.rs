@@ -1,16 +1,16 @@
 //! The loop of PID 1: one thread, one poll, nothing that waits.
+mod orders;
+
 use crate::agent::AgentLink;
 use crate::cgroup::{Cgroups, Leaf};
-use crate::child::Order;
 use crate::command::{Command, KILL_AGAIN};
-use crate::frames::{self, Frame};
+use crate::frames;
 use crate::heartbeat::{Endpoint, Expected};
 use crate::ring::Ring;
 use crate::sys;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::RawFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 const MAIN: u32 = 0;
@@ -85,8 +85,16 @@ fn block_signals() -> io::Result<RawFd> {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGCHLD);
-        sys::check(libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()))?;
-        sys::check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))
+        sys::check(libc::sigprocmask(
+            libc::SIG_BLOCK,
+            &set,
+            std::ptr::null_mut(),
+        ))?;
+        sys::check(libc::signalfd(
+            -1,
+            &set,
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        ))
     }
 }
 
@@ -124,9 +132,8 @@ impl Init {
             let (mut polled, sources) = self.poll_set();
             let timeout = self.timeout();
             // SAFETY: pointer and length are those of the vector.
-            let count = unsafe {
-                libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout)
-            };
+            let count =
+                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout) };
             if count < 0 {
                 let error = io::Error::last_os_error();
                 if !sys::later(&error) {
@@ -150,13 +157,21 @@ impl Init {
         let mut polled = Vec::new();
         let mut sources = Vec::new();
         let mut add = |fd: RawFd, events: libc::c_short, source: Source| {
-            polled.push(libc::pollfd { fd, events, revents: 0 });
+            polled.push(libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
             sources.push(source);
         };
         add(self.signals, libc::POLLIN, Source::Signals);
         add(self.link.listener, libc::POLLIN, Source::Listener);
         if let Some(fd) = self.link.connection {
-            let out = if self.link.pending() { libc::POLLOUT } else { 0 };
+            let out = if self.link.pending() {
+                libc::POLLOUT
+            } else {
+                0
+            };
             add(fd, libc::POLLIN | out, Source::Agent);
         }
         for (fd, events) in self.endpoint.iter().flat_map(Endpoint::descriptors) {
@@ -187,7 +202,10 @@ impl Init {
     /// Milliseconds until the clock must be looked at; -1 for never.
     fn timeout(&self) -> libc::c_int {
         let congested = self.link.congested();
-        let awake = self.commands.iter().filter(|c| c.id == MAIN || c.alive() || !congested);
+        let awake = self
+            .commands
+            .iter()
+            .filter(|c| c.id == MAIN || c.alive() || !congested);
         let mut next: Vec<Instant> = awake.filter_map(Command::next_deadline).collect();
         next.extend(self.endpoint.as_ref().and_then(Endpoint::next_deadline));
         next.extend(self.own_beat.map(|(at, _)| at));
@@ -245,173 +263,20 @@ impl Init {
     }
 
     fn serve_heartbeats(&mut self) {
-        for beat in self.endpoint.as_mut().map(Endpoint::serve).unwrap_or_default() {
+        for beat in self
+            .endpoint
+            .as_mut()
+            .map(Endpoint::serve)
+            .unwrap_or_default()
+        {
             self.beat(&beat, "program");
         }
     }
 
-    /// Pass a heartbeat on; the newest is kept while no agent listens.
-    fn beat(&mut self, body: &Value, source: &str) {
-        self.registered = true;
-        let text = json!({"body": body, "at": sys::utc_millis(), "source": source}).to_string();
-        if self.link.connection.is_some() {
-            self.link.send(frames::HEARTBEAT, MAIN, text.as_bytes());
-        } else {
-            self.untold = Some(text.into_bytes());
-        }
-    }
-
-    fn beat_self(&mut self) {
-        let expected =
-            self.endpoint.as_ref().map(|e| e.expected.clone()).unwrap_or_default();
-        let body = json!({
-            "task_id": expected.task_id, "role": expected.role, "gpu_ids": expected.gpu_ids,
-        });
-        self.beat(&body, "init");
-    }
-
-    /// Tell a new agent where things stand.
-    fn greet(&mut self) {
-        let phase = match &self.phase {
-            Phase::Idle => "idle",
-            Phase::Waiting(_) => "waiting",
-            Phase::Running => "running",
-            Phase::Ended(_) => "ended",
-        };
-        let text = json!({"version": 1, "phase": phase, "registered": self.registered}).to_string();
-        self.armed = false;
-        self.link.send(frames::READY, MAIN, text.as_bytes());
-        if let Some(beat) = self.untold.take() {
-            self.link.send(frames::HEARTBEAT, MAIN, &beat);
-        }
-        if let Phase::Ended(end) = &self.phase {
-            let text = end.to_string();
-            self.link.send(frames::END, MAIN, text.as_bytes());
-        }
-    }
-
-    fn obey(&mut self, frame: Frame) {
-        match frame.kind {
-            frames::START => match frames::split_order(&frame.payload) {
-                Ok((value, input)) => self.accept_start(value, input),
-                Err(why) => self.finish_unstarted("start-failed", &why),
-            },
-            frames::EXEC => match frames::split_order(&frame.payload) {
-                Ok((value, input)) => self.exec(frame.id, &value, input),
-                Err(why) => self.refuse(frame.id, &why),
-            },
-            frames::KILL => {
-                for command in self.commands.iter_mut().filter(|c| c.id == frame.id) {
-                    command.kill(&self.cgroups, "killed");
-                }
-            }
-            frames::STOP => {
-                let value: Value = serde_json::from_slice(&frame.payload).unwrap_or_default();
-                let grace = value["grace"].as_f64().unwrap_or(0.0).clamp(0.0, 86_400.0);
-                self.stop(Duration::from_secs_f64(grace));
-            }
-            frames::ARM => {
-                let seen = |at: usize| {
-                    let bytes = frame.payload.get(at..at + 8)?;
-                    bytes.try_into().ok().map(u64::from_be_bytes)
-                };
-                // news that came between the reader's look and its question are told at once
-                let current = (Some(self.rings[0].total()), Some(self.rings[1].total()));
-                self.armed = (seen(0), seen(8)) == current;
-                if !self.armed {
-                    self.link.send(frames::NOTE, MAIN, b"");
-                }
-            }
-            other => eprintln!("dsec-init: unknown frame kind {other}"),
-        }
-    }
-
-    fn accept_start(&mut self, value: Value, input: Vec<u8>) {
-        if !matches!(self.phase, Phase::Idle) {
-            return; // a repeat: the order is already in hand
-        }
-        self.hard_cap = value["hardCap"].as_u64().unwrap_or(u64::MAX);
-        let tries_left = value["mountTries"].as_u64().unwrap_or(30);
-        self.phase = Phase::Waiting(Waiting { value, input, tries_left, next_try: Instant::now() });
-        self.try_start();
-    }
-
-    /// Start the main command if its directories are there; look again in a second otherwise.
-    fn try_start(&mut self) {
-        let Phase::Waiting(waiting) = &mut self.phase else { return };
-        let wanted = waiting.value["waitPaths"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let missing: Vec<&str> =
-            wanted.iter().filter_map(Value::as_str).filter(|p| !Path::new(p).is_dir()).collect();
-        if !missing.is_empty() {
-            if waiting.tries_left == 0 {
-                let message = format!("not mounted in time: {}", missing.join(", "));
-                return self.finish_unstarted("mount-timeout", &message);
-            }
-            waiting.tries_left -= 1;
-            waiting.next_try = Instant::now() + MOUNT_POLL;
-            return;
-        }
-        let Phase::Waiting(waiting) = std::mem::replace(&mut self.phase, Phase::Running) else {
-            return;
-        };
-        if waiting.value["register"].as_bool().unwrap_or(false) {
-            let seconds = waiting.value["interval"].as_f64().unwrap_or(15.0).clamp(0.05, 86_400.0);
-            let interval = Duration::from_secs_f64(seconds);
-            self.beat_self();
-            self.own_beat = Some((Instant::now() + interval, interval));
-        }
-        if let Err(why) = self.launch(MAIN, "main", &waiting.value, waiting.input) {
-            self.finish_unstarted("start-failed", &why);
-        }
-    }
-
-    fn launch(&mut self, id: u32, leaf: &str, value: &Value, input: Vec<u8>) -> Result<(), String> {
-        let order = Order::parse(value)?;
-        let leaf = self.cgroups.leaf(leaf).map_err(|e| format!("no cgroup for the command: {e}"))?;
-        let started = order.spawn(leaf.as_ref(), &self.cgroups.join);
-        let started = started.map_err(|e| format!("cannot start a process: {e}"))?;
-        self.commands.push(Command::new(id, order, leaf, started, input));
-        Ok(())
-    }
-
-    fn exec(&mut self, id: u32, value: &Value, input: Vec<u8>) {
-        if let Phase::Ended(_) = self.phase {
-            return self.refuse(id, "the sandbox has ended");
-        }
-        if let Err(why) = self.launch(id, &format!("e{id}"), value, input) {
-            return self.refuse(id, &why);
-        }
-        if let Some(command) = self.commands.last_mut() {
-            command.allowance = value["outputCap"].as_u64().unwrap_or(u64::MAX);
-            let timeout = value["timeout"].as_f64().filter(|t| *t >= 0.0 && *t < 1e9);
-            command.deadline = timeout.map(|t| Instant::now() + Duration::from_secs_f64(t));
-        }
-    }
-
-    fn refuse(&mut self, id: u32, why: &str) {
-        let text = json!({"reason": "start-failed", "message": why}).to_string();
-        self.link.send(frames::EXIT, id, text.as_bytes());
-    }
-
-    fn stop(&mut self, grace: Duration) {
-        self.stop_requested = true;
-        match self.phase {
-            Phase::Idle | Phase::Waiting(_) => self.finish_unstarted("", "stopped before its start"),
-            Phase::Running => {
-                for command in self.commands.iter().filter(|c| c.id == MAIN && c.alive()) {
-                    // SAFETY: the session of our unreaped child.
-                    unsafe { libc::kill(-command.pid, libc::SIGTERM) };
-                }
-                let at = Instant::now() + grace;
-                // a repeated stop may shorten the grace, never lengthen it
-                self.kill_all_at = Some(self.kill_all_at.map_or(at, |old| old.min(at)));
-            }
-            Phase::Ended(_) => {}
-        }
-    }
-
     fn read_output(&mut self, at: usize, which: usize, fd: RawFd) {
-        let Some(command) = self.commands.get_mut(at) else { return };
+        let Some(command) = self.commands.get_mut(at) else {
+            return;
+        };
         let data = match sys::read(fd, &mut self.buffer) {
             Ok(0) => &self.buffer[..0],
             Ok(n) => &self.buffer[..n],
@@ -435,11 +300,17 @@ impl Init {
             }
             return;
         }
-        let kept = data.len().min(usize::try_from(command.allowance).unwrap_or(usize::MAX));
+        let kept = data
+            .len()
+            .min(usize::try_from(command.allowance).unwrap_or(usize::MAX));
         command.allowance -= kept as u64;
         command.dropped += (data.len() - kept) as u64;
         if kept > 0 {
-            let kind = if which == 0 { frames::STDOUT } else { frames::STDERR };
+            let kind = if which == 0 {
+                frames::STDOUT
+            } else {
+                frames::STDERR
+            };
             self.link.send(kind, command.id, &data[..kept]);
         }
     }
@@ -466,7 +337,12 @@ impl Init {
 
     fn clockwork(&mut self) {
         let now = Instant::now();
-        if self.endpoint.as_ref().and_then(Endpoint::next_deadline).is_some_and(|at| at <= now) {
+        if self
+            .endpoint
+            .as_ref()
+            .and_then(Endpoint::next_deadline)
+            .is_some_and(|at| at <= now)
+        {
             self.serve_heartbeats();
         }
         if let Phase::Waiting(waiting) = &self.phase
@@ -484,7 +360,9 @@ impl Init {
             for command in &mut self.commands {
                 command.kill(&self.cgroups, "stopped");
             }
-            self.lingering.iter().for_each(|leaf| self.cgroups.kill(leaf));
+            self.lingering
+                .iter()
+                .for_each(|leaf| self.cgroups.kill(leaf));
             self.kill_all_at = Some(now + KILL_AGAIN);
         }
         for command in self.commands.iter_mut().filter(|c| c.alive()) {
@@ -520,7 +398,8 @@ impl Init {
                 end["disk"] = sys::disk_usage();
                 self.finish(end);
             } else {
-                self.link.send(frames::EXIT, command.id, end.to_string().as_bytes());
+                self.link
+                    .send(frames::EXIT, command.id, end.to_string().as_bytes());
                 if !command.killed_for.is_empty()
                     && let Some(leaf) = &command.leaf
                 {
@@ -531,29 +410,5 @@ impl Init {
                 }
             }
         }
-    }
-
-    fn finish_unstarted(&mut self, reason: &str, message: &str) {
-        let end = json!({
-            "reason": reason, "message": message, "stopRequested": self.stop_requested,
-        });
-        self.finish(end);
-    }
-
-    /// The sandbox has ended: keep how on disk, tell the agent.
-    fn finish(&mut self, mut end: Value) {
-        if matches!(self.phase, Phase::Ended(_)) {
-            return;
-        }
-        end["at"] = json!(sys::utc_millis());
-        end["stdoutBytes"] = json!(self.rings[0].total());
-        end["stderrBytes"] = json!(self.rings[1].total());
-        let text = end.to_string();
-        // read by an agent that comes after init is gone; a full disk only loses this copy
-        let _lost = sys::write(self.end_file, text.as_bytes());
-        self.link.send(frames::END, MAIN, text.as_bytes());
-        self.own_beat = None;
-        self.kill_all_at = None;
-        self.phase = Phase::Ended(end);
     }
 }

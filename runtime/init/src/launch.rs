@@ -21,7 +21,9 @@ const LOOP_MAJOR: u32 = 7;
 type Outcome<T> = Result<T, String>;
 
 fn text<'a>(value: &'a Value, key: &str) -> Outcome<&'a str> {
-    value[key].as_str().ok_or_else(|| format!("launch specification: {key} is missing"))
+    value[key]
+        .as_str()
+        .ok_or_else(|| format!("launch specification: {key} is missing"))
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
@@ -45,15 +47,20 @@ fn mount(source: &str, target: &str, kind: &str, flags: libc::c_ulong, data: &st
             c_data.as_ptr().cast(),
         )
     };
-    sys::check(code).map(drop).map_err(|e| format!("mount {kind} at {target}: {e}"))
+    sys::check(code)
+        .map(drop)
+        .map_err(|e| format!("mount {kind} at {target}: {e}"))
 }
 
 /// Bring the loopback interface of the new network namespace up.
 fn loopback_up() -> io::Result<()> {
     // SAFETY: a zeroed ifreq is valid; the name is shorter than its field.
     unsafe {
-        let socket =
-            sys::check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
+        let socket = sys::check(libc::socket(
+            libc::AF_INET,
+            libc::SOCK_DGRAM | libc::SOCK_CLOEXEC,
+            0,
+        ))?;
         let mut request: libc::ifreq = std::mem::zeroed();
         request.ifr_name[0] = b'l' as libc::c_char;
         request.ifr_name[1] = b'o' as libc::c_char;
@@ -69,7 +76,11 @@ fn loopback_up() -> io::Result<()> {
 fn open_loop(number: i32, nodes: &str) -> io::Result<File> {
     let path = format!("/dev/loop{number}");
     let is_device = fs::metadata(&path).is_ok_and(|m| m.file_type().is_block_device());
-    let path = if is_device { path } else { format!("{nodes}/loop{number}") };
+    let path = if is_device {
+        path
+    } else {
+        format!("{nodes}/loop{number}")
+    };
     if !is_device && !Path::new(&path).exists() {
         let name = CString::new(path.as_str()).map_err(io::Error::other)?;
         let device = libc::makedev(LOOP_MAJOR, number as u32);
@@ -85,7 +96,10 @@ fn open_loop(number: i32, nodes: &str) -> io::Result<File> {
 /// Attach the image to a free loop device that detaches itself after the last use.
 fn attach(image: &str, nodes: &str) -> io::Result<(File, i32)> {
     let backing = File::options().read(true).write(true).open(image)?;
-    let control = File::options().read(true).write(true).open("/dev/loop-control")?;
+    let control = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")?;
     let mut config = [0u8; LOOP_CONFIG_SIZE];
     config[..4].copy_from_slice(&(backing.as_raw_fd() as u32).to_ne_bytes());
     config[LOOP_CONFIG_FLAGS..LOOP_CONFIG_FLAGS + 4]
@@ -93,13 +107,11 @@ fn attach(image: &str, nodes: &str) -> io::Result<(File, i32)> {
     let mut last = io::Error::other("no free loop device");
     for _ in 0..200 {
         // SAFETY: no argument.
-        let number = sys::check(unsafe {
-            libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _)
-        })?;
+        let number =
+            sys::check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) })?;
         let device = open_loop(number, nodes)?;
         // SAFETY: the buffer has the size of struct loop_config.
-        let code =
-            unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, config.as_ptr()) };
+        let code = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, config.as_ptr()) };
         match sys::check(code) {
             Ok(_) => return Ok((device, number)),
             // somebody else took it between the two calls
@@ -114,7 +126,9 @@ fn attach(image: &str, nodes: &str) -> io::Result<(File, i32)> {
 fn mount_disk(disk: &Value) -> Outcome<()> {
     let at = text(disk, "at")?;
     if text(disk, "kind")? == "tmpfs" {
-        let size = disk["bytes"].as_u64().ok_or("launch specification: disk.bytes is missing")?;
+        let size = disk["bytes"]
+            .as_u64()
+            .ok_or("launch specification: disk.bytes is missing")?;
         let data = format!("size={size},mode=0755");
         return mount("dsec", at, "tmpfs", libc::MS_NODEV, &data);
     }
@@ -170,7 +184,13 @@ fn mount_root(spec: &Value) -> Outcome<()> {
         "lowerdir={lower},upperdir=disk/upper,workdir=disk/work,redirect_dir=off,index=off,\
          xino=off,metacopy=off,volatile"
     );
-    mount("overlay", text(spec, "rootfs")?, "overlay", libc::MS_NODEV, &data)?;
+    mount(
+        "overlay",
+        text(spec, "rootfs")?,
+        "overlay",
+        libc::MS_NODEV,
+        &data,
+    )?;
     std::env::set_current_dir("/").map_err(|e| format!("/: {e}"))
 }
 
@@ -180,7 +200,9 @@ fn hand_down(fds: &[RawFd]) -> io::Result<()> {
     let mut safe = Vec::new();
     for fd in fds {
         // SAFETY: duplicates a descriptor; checked.
-        safe.push(sys::check(unsafe { libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, AWAY) })?);
+        safe.push(sys::check(unsafe {
+            libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, AWAY)
+        })?);
     }
     for (at, fd) in safe.iter().enumerate() {
         // SAFETY: as above; dup2 clears close-on-exec on the copy.
@@ -199,9 +221,16 @@ pub fn launch(path: &str) -> Outcome<()> {
     let numbers = list(&spec, "fds").iter().filter_map(Value::as_i64);
     let mut fds: Vec<RawFd> = numbers.map(|n| n as RawFd).collect();
     let directory = text(&spec, "userCgroup")?;
-    fds.push(File::open(directory).map_err(|e| format!("{directory}: {e}"))?.into_raw_fd());
+    fds.push(
+        File::open(directory)
+            .map_err(|e| format!("{directory}: {e}"))?
+            .into_raw_fd(),
+    );
     for procs in paths(&spec, "joinUser") {
-        let file = File::options().write(true).open(procs).map_err(|e| format!("{procs}: {e}"))?;
+        let file = File::options()
+            .write(true)
+            .open(procs)
+            .map_err(|e| format!("{procs}: {e}"))?;
         fds.push(file.into_raw_fd());
     }
     // SAFETY: plain system call.
@@ -219,7 +248,10 @@ pub fn launch(path: &str) -> Outcome<()> {
     hand_down(&fds).map_err(|e| format!("descriptors: {e}"))?;
     let argv = paths(&spec, "exec");
     let program = argv.first().ok_or("launch specification: exec is empty")?;
-    let argv: Vec<CString> = argv.iter().map(|a| sys::cstring(a)).collect::<Result<_, _>>()?;
+    let argv: Vec<CString> = argv
+        .iter()
+        .map(|a| sys::cstring(a))
+        .collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(std::ptr::null());
     // SAFETY: a null-terminated array of C strings that live until exec.

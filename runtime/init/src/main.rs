@@ -21,12 +21,16 @@ const FIRST: RawFd = 3;
 /// Values of `--name=value` arguments.
 fn option(name: &str) -> String {
     let prefix = format!("--{name}=");
-    std::env::args().find_map(|a| a.strip_prefix(&prefix).map(str::to_owned)).unwrap_or_default()
+    std::env::args()
+        .find_map(|a| a.strip_prefix(&prefix).map(str::to_owned))
+        .unwrap_or_default()
 }
 
 /// Run as PID 1. Descriptors from 3: listener, two logs, end file, cgroup directory, more to join.
 fn run() -> Result<(), String> {
-    let join = option("join").parse::<RawFd>().map_err(|_| "--join: a number is needed")?;
+    let join = option("join")
+        .parse::<RawFd>()
+        .map_err(|_| "--join: a number is needed")?;
     for fd in FIRST..FIRST + 5 + join {
         // SAFETY: sets a flag; a descriptor that is not there is found at its first use.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
@@ -48,8 +52,11 @@ fn run() -> Result<(), String> {
             join: (0..join).map(|n| FIRST + 5 + n).collect(),
         },
     };
-    let expected =
-        Expected { task_id: option("task"), role: option("role"), gpu_ids: option("gpus") };
+    let expected = Expected {
+        task_id: option("task"),
+        role: option("role"),
+        gpu_ids: option("gpus"),
+    };
     let mut init = Init::new(handed, expected).map_err(|e| format!("cannot start: {e}"))?;
     init.run().map_err(|e| format!("event loop: {e}"))
 }

@@ -31,8 +31,14 @@ impl Ring {
                 return Err(io::Error::other("log file is smaller than its header"));
             }
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let base =
-                libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, fd, 0);
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            );
             if base == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
             }
@@ -40,7 +46,11 @@ impl Ring {
             std::ptr::copy_nonoverlapping(MAGIC.as_ptr(), base, 8);
             let capacity = size - HEADER;
             base.add(8).cast::<u64>().write((capacity as u64).to_le());
-            let ring = Ring { base, capacity, total: 0 };
+            let ring = Ring {
+                base,
+                capacity,
+                total: 0,
+            };
             ring.publish();
             Ok(ring)
         }
@@ -115,6 +125,9 @@ mod tests {
         assert_eq!(ring.total(), 28);
         // position of total % 8 = 4 is the oldest byte
         let ring_bytes = content(&file, 8);
-        assert_eq!([&ring_bytes[4..], &ring_bytes[..4]].concat(), b"ABCDEF!!"[..].to_vec());
+        assert_eq!(
+            [&ring_bytes[4..], &ring_bytes[..4]].concat(),
+            b"ABCDEF!!"[..].to_vec()
+        );
     }
 }

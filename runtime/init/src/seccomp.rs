@@ -4,7 +4,11 @@
 //! makes unlisted calls free. Calls newer than the list do not exist for the guest (ENOSYS).
 use std::io;
 
-const ARCH: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
+const ARCH: u32 = if cfg!(target_arch = "aarch64") {
+    0xC000_00B7
+} else {
+    0xC000_003E
+};
 /// The newest system call that this list was written against (mseal).
 const NEWEST: u32 = 462;
 const ALLOW: u32 = 0x7fff_0000;
@@ -79,6 +83,15 @@ const REFUSED_IOCTLS: &[u32] = &[
     0x541c,      // TIOCLINUX
 ];
 
+/// The families of sockets that exist for the guest. Others have no network namespace (vsock leads
+/// to the hypervisor), or are rarely used code of the kernel.
+const FAMILIES: &[libc::c_int] = &[
+    libc::AF_UNIX,
+    libc::AF_INET,
+    libc::AF_INET6,
+    libc::AF_NETLINK,
+];
+
 /// Bits of clone's flags that make a namespace.
 const NAMESPACES: u32 = 0x7e02_0000;
 
@@ -122,6 +135,16 @@ pub fn program() -> Vec<libc::sock_filter> {
         op(JSET, NAMESPACES, 0, 1),
         op(RETURN, refuse(libc::EPERM), 0, 0),
         op(RETURN, ALLOW, 0, 0),
+    ]);
+    let families = FAMILIES.len() as u8;
+    p.push(op(JEQ, libc::SYS_socket as u32, 0, families + 3));
+    p.push(op(LOAD, offset_argument(0), 0, 0));
+    for (at, family) in FAMILIES.iter().enumerate() {
+        p.push(op(JEQ, *family as u32, families - at as u8, 0));
+    }
+    p.push(op(RETURN, refuse(libc::EAFNOSUPPORT), 0, 0));
+    p.push(op(RETURN, ALLOW, 0, 0));
+    p.extend([
         op(JEQ, libc::SYS_ioctl as u32, 1, 0),
         op(RETURN, ALLOW, 0, 0),
         op(LOAD, offset_argument(1), 0, 0),
@@ -144,9 +167,17 @@ pub fn load() -> io::Result<()> {
     // SAFETY: the kernel copies the program during the call.
     let code = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const filter,
+        )
     };
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]
@@ -180,7 +211,12 @@ mod tests {
 
     #[test]
     fn ordinary_calls_pass() {
-        for nr in [libc::SYS_read, libc::SYS_execve, libc::SYS_clone, libc::SYS_ioctl] {
+        for nr in [
+            libc::SYS_read,
+            libc::SYS_execve,
+            libc::SYS_clone,
+            libc::SYS_ioctl,
+        ] {
             assert_eq!(verdict(ARCH, nr as u32, [0x11, 0x5401]), ALLOW, "{nr}");
         }
     }
@@ -188,13 +224,35 @@ mod tests {
     #[test]
     fn dangerous_calls_fail() {
         for nr in REFUSED {
-            assert_eq!(verdict(ARCH, *nr as u32, [0, 0]), refuse(libc::EPERM), "{nr}");
+            assert_eq!(
+                verdict(ARCH, *nr as u32, [0, 0]),
+                refuse(libc::EPERM),
+                "{nr}"
+            );
         }
         let user_namespace = [0x1000_0000 | 17, 0];
-        assert_eq!(verdict(ARCH, libc::SYS_clone as u32, user_namespace), refuse(libc::EPERM));
+        assert_eq!(
+            verdict(ARCH, libc::SYS_clone as u32, user_namespace),
+            refuse(libc::EPERM)
+        );
         for request in REFUSED_IOCTLS {
             let arguments = [3, u64::from(*request)];
-            assert_eq!(verdict(ARCH, libc::SYS_ioctl as u32, arguments), refuse(libc::EPERM));
+            assert_eq!(
+                verdict(ARCH, libc::SYS_ioctl as u32, arguments),
+                refuse(libc::EPERM)
+            );
+        }
+    }
+
+    #[test]
+    fn only_ordinary_sockets_exist() {
+        let socket =
+            |family: libc::c_int| verdict(ARCH, libc::SYS_socket as u32, [family as u64, 1]);
+        for family in FAMILIES {
+            assert_eq!(socket(*family), ALLOW);
+        }
+        for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET, libc::AF_RDS] {
+            assert_eq!(socket(family), refuse(libc::EAFNOSUPPORT));
         }
     }
 
@@ -202,7 +260,10 @@ mod tests {
     fn unknown_calls_do_not_exist_and_other_machines_die() {
         assert_eq!(verdict(ARCH, 469, [0, 0]), refuse(libc::ENOSYS));
         assert_eq!(verdict(ARCH, 0x4000_0000, [0, 0]), refuse(libc::ENOSYS));
-        assert_eq!(verdict(ARCH, libc::SYS_clone3 as u32, [0, 0]), refuse(libc::ENOSYS));
+        assert_eq!(
+            verdict(ARCH, libc::SYS_clone3 as u32, [0, 0]),
+            refuse(libc::ENOSYS)
+        );
         assert_eq!(verdict(0x4000_0003, 1, [0, 0]), KILL);
     }
 }

@@ -6,7 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Turn a -1 return into the error of errno.
 pub fn check(code: libc::c_int) -> io::Result<libc::c_int> {
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code) }
+    if code < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(code)
+    }
 }
 
 /// A C string; a NUL inside is an error that names the text.
@@ -41,30 +45,46 @@ pub fn nonblocking(fd: RawFd) {
 pub fn read(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the pointer and length are those of the slice.
     let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
-    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+    if n < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(n as usize)
+    }
 }
 
 /// Write once; sockets are written with MSG_NOSIGNAL by the caller's ignoring SIGPIPE.
 pub fn write(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     // SAFETY: the pointer and length are those of the slice.
     let n = unsafe { libc::write(fd, data.as_ptr().cast(), data.len()) };
-    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+    if n < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(n as usize)
+    }
 }
 
 /// True for errors that mean "try later".
 pub fn later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }
 
 /// UTC now, in milliseconds.
 pub fn utc_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as u64)
 }
 
 /// The text of an errno.
 pub fn errno_text(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
+    text.split(" (os error")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Use of the sandbox's writable space, in bytes and inodes.

@@ -198,9 +198,18 @@ class OciSubstrate:
         """Wait for the end of the main command: typed reason, evidence, newest output."""
         live = self._get(sandbox_id)
         report: dict[str, object] = {}
-        if live.link is not None:
-            with contextlib.suppress(LinkClosedError):
+        while live.link is not None:
+            try:
                 report = await asyncio.shield(live.link.end)
+                break
+            except LinkClosedError:
+                # PID 1 is dead, or only the connection is
+                if live.record.init_pid() is None:
+                    break
+                try:
+                    await self._connect(live)
+                except RuntimeError:
+                    break
         return await asyncio.to_thread(self._end, live, report or live.record.get("end.json"))
 
     def _end(self, live: _Live, report: dict[str, object]) -> End:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from dsec.local import cleanup, cluster, existing_cluster
-from dsec.local.cluster_state import ClusterState, default_root
+from dsec.local.cluster_state import BUCKET, ClusterState, default_root
 from dsec.local.processes import LocalError, RunDirectory
 from dsec.local.supervisor import supervisor_identity
 
@@ -113,6 +113,13 @@ def _ready(client: httpx2.Client) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
+def _served(address: str) -> bool:
+    try:
+        return httpx2.get(f"http://{address}/", trust_env=False, timeout=2.0).is_success
+    except httpx2.HTTPError:
+        return False
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until it holds."""
     deadline = time.monotonic() + seconds
@@ -123,14 +130,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 def test_a_service_is_reached_from_host_pod_and_api_server(state: ClusterState, web: str) -> None:
     """Webhooks, agents and people call Services: kube-proxy's rules serve all three."""
-
-    def served() -> bool:
-        try:
-            return httpx2.get(f"http://{web}/", trust_env=False, timeout=2.0).is_success
-        except httpx2.HTTPError:
-            return False
-
-    eventually(served)
+    eventually(lambda: _served(web))
     fetch = (
         f"import urllib.request; print(urllib.request.urlopen('http://{web}/', timeout=3).status)"
     )
@@ -245,6 +245,19 @@ def test_an_interrupted_up_converges(state: ClusterState) -> None:
 
 def _identities(state: ClusterState) -> dict[str, object]:
     return {part.name: state.run.running(part.name) for part in RunDirectory(state.run.root).plan()}
+
+
+def test_down_and_up_go_on_with_the_data_within_a_minute(state: ClusterState, web: str) -> None:
+    """Records and objects outlive `down`; pods start again; all of it takes less than a minute."""
+    store = cluster.bucket_client(state)
+    store.put_object(Bucket=BUCKET, Key="kept", Body=b"bytes")
+    left = cluster.down(NAME, state.directory, quiet)
+    assert left.total() == 0, left.sentence()
+    started = time.monotonic()
+    cluster.up(NAME, state.directory, quiet, IMAGES)
+    assert time.monotonic() - started < 60
+    assert store.get_object(Bucket=BUCKET, Key="kept")["Body"].read() == b"bytes"
+    eventually(lambda: _served(web), 60.0)
 
 
 def test_an_up_killed_at_birth_leaves_nothing_after_down(before: dict[str, list[str]]) -> None:

@@ -209,19 +209,25 @@ def api(state: ClusterState) -> httpx2.Client:
     return httpx2.Client(base_url=state.server, verify=context, timeout=10.0, trust_env=False)
 
 
-def ensure_bucket(state: ClusterState) -> None:
-    """Make the bucket of the platform. Raises LocalError when S3 does not take it."""
+def bucket_client(state: ClusterState) -> Any:
+    """Return boto3's S3 client for the cluster's object store."""
     import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
 
     make: Callable[..., Any] = boto3.client  # boto3 states no types
-    client = make(
+    return make(
         "s3",
         endpoint_url=state.s3_url,
         aws_access_key_id=state.s3_access_key,
         aws_secret_access_key=state.s3_secret_key,
         region_name="local",
     )
+
+
+def ensure_bucket(state: ClusterState) -> None:
+    """Make the bucket of the platform. Raises LocalError when S3 does not take it."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = bucket_client(state)
     deadline = time.monotonic() + 60.0
     while True:
         try:

@@ -269,9 +269,7 @@ def up(
         _json({**told, "stateDirectory": str(directory), "seconds": round(seconds, 1)})
     else:
         print(f"dsec serves on {state.server} ({seconds:.0f} s); your client knows it.\n")
-        print(
-            "Next:\n  dsec run --count 1 -- python3 -c 'print(1)'\n  dsec down     # stop"
-        )
+        print("Next:\n  dsec run --count 1 -- python3 -c 'print(1)'\n  dsec down     # stop")
     if foreground:
         from dsec.local import standalone_server
 

@@ -29,24 +29,49 @@ DOCUMENT = {
 }
 
 
+class Server:
+    """One listener on loopback for all tests; each test puts its own fake behind it."""
+
+    def __init__(self) -> None:
+        self.fake = FakeGateway()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = uvicorn.Config(self, log_level="critical", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as the fake of the running test."""
+        await self.fake(scope, receive, send)
+
+    def stop(self) -> None:
+        """End the listener."""
+        self._server.should_exit = True
+        self._thread.join(5)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The listener."""
+    one = Server()
+    yield one
+    one.stop()
+
+
 @pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
-    """A fake on a free port of loopback, and the environment that leads to it."""
-    fake = FakeGateway()
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(fake, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
+def gateway(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGateway:
+    """A fresh fake behind the listener, and the environment that leads to it."""
+    server.fake = FakeGateway()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("DSEC_SERVER", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    monkeypatch.setenv("DSEC_SERVER", server.url)
     monkeypatch.setenv("DSEC_API_KEY", KEY)
     monkeypatch.setattr("dsec.cli.session.PATIENCE", 0.5)
-    yield fake
-    server.should_exit = True
-    thread.join(5)
+    return server.fake
 
 
 @pytest.fixture

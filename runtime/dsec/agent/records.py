@@ -1,13 +1,18 @@
 """What a sandbox leaves on disk for the agent that comes after: written ahead of each step."""
 
+import contextlib
+import fcntl
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.api.sandbox import SandboxSpec
 
 SOCKET = "ctl"
+_NS_GET_ID = 2 << 30 | 8 << 16 | 0xB7 << 8 | 13
+"""ioctl of namespace files, with a u64 for the answer."""
 
 
 def start_time(pid: int) -> int | None:
@@ -18,6 +23,25 @@ def start_time(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def namespace_numbers(pid: int) -> dict[str, int]:
+    """Return a process's pid and net namespaces: inodes, and ids where the kernel has them.
+
+    Inodes are given again once a namespace is gone; ids never are. Raises OSError.
+    """
+    numbers: dict[str, int] = {}
+    for kind in ("pid", "net"):
+        fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            numbers[f"{kind}_namespace"] = os.fstat(fd).st_ino
+            answer = bytearray(8)
+            with contextlib.suppress(OSError):  # older kernels
+                fcntl.ioctl(fd, _NS_GET_ID, answer)
+                numbers[f"{kind}_namespace_id"] = int.from_bytes(answer, sys.byteorder)
+        finally:
+            os.close(fd)
+    return numbers
 
 
 def boot_id() -> str:

@@ -140,6 +140,10 @@ class Evidence(WireModel):
     dropped_bytes: int = Field(default=0, description="Output past the cap, not kept.")
     pid_namespace: int | None = Field(default=None, description="Inode of the pid namespace.")
     net_namespace: int | None = Field(default=None, description="Inode of the net namespace.")
+    pid_namespace_id: int | None = Field(
+        default=None, description="The kernel's number of it that is never reused (Linux 6.18)."
+    )
+    net_namespace_id: int | None = Field(default=None, description="The same of the other.")
     cgroup: str | None = Field(default=None, description="Path below the hierarchy root.")
 
 

@@ -19,7 +19,7 @@ from dsec.agent.images import ImageStore, Stack
 from dsec.agent.initlink import START, STOP, InitLink, LinkClosedError
 from dsec.agent.launcher import Launcher, find_init, find_runtime, last_line
 from dsec.agent.nodeinfo import node_inventory, supports_loop
-from dsec.agent.records import SOCKET, Record
+from dsec.agent.records import SOCKET, Record, namespace_numbers
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxSpec
 from dsec.api.wire import NodeInventory
@@ -154,12 +154,10 @@ class OciSubstrate:
         known = live.record.get("namespaces.json")
         if not known:
             with contextlib.suppress(OSError):
-                spaces = Path(f"/proc/{live.pid}/ns")
-                known = {name: (spaces / name).stat().st_ino for name in ("pid", "net")}
-                live.record.put("namespaces.json", known)
-        return evidence.model_copy(
-            update={"pid_namespace": known.get("pid"), "net_namespace": known.get("net")}
-        )
+                numbers = namespace_numbers(live.pid)
+                live.record.put("namespaces.json", numbers)
+                known = dict(numbers)
+        return evidence.model_copy(update=known)
 
     def _get(self, sandbox_id: str) -> _Live:
         live = self._live.get(sandbox_id)

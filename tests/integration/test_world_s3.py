@@ -1,12 +1,7 @@
 """The S3 object store against a real server: the shared cases, and its probe."""
 
 import asyncio
-import json
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from dsec.world.objects import ObjectStore, ObjectStoreError
@@ -17,53 +12,14 @@ from object_cases import (  # noqa: F401 - the shared cases, run here
     test_of_many_creators_one_wins,
     test_of_many_replacers_one_wins,
 )
-
-PORTS = (
-    *("s3.port", "s3.port.grpc", "master.port", "master.port.grpc"),
-    *("volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"),
-)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+from s3_server import free_ports, s3_server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Config]:
-    """Start a SeaweedFS with an S3 gateway on loopback; about four seconds."""
-    folder = tmp_path_factory.mktemp("s3")
-    (folder / "data").mkdir()
-    keys = {"accessKey": "key", "secretKey": "secret"}
-    identity = {
-        "name": "dsec",
-        "credentials": [keys],
-        "actions": ["Admin", "Read", "Write", "List"],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = free_ports(len(PORTS))
-    command = [
-        *(str(Path(sys.executable).parent / "weed"), "-logtostderr", "server"),
-        *(f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"),
-        *("-s3.ip.bind=127.0.0.1", f"-s3.config={folder / 's3.json'}", "-s3.iam=false"),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=256"),
-        *("-volume.max=0", "-volume.minFreeSpace=1", "-volume.preStopSeconds=0"),
-        *(f"-{name}={port}" for name, port in zip(PORTS, ports, strict=True)),
-    ]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield S3Config("dsec", f"http://127.0.0.1:{ports[0]}", "us-east-1", "key", "secret")
-    finally:
-        process.terminate()
-        process.wait()
+    """Return a running server's only bucket."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as config:
+        yield config
 
 
 @pytest.fixture

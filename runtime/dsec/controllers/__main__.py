@@ -32,7 +32,6 @@ from dsec.world.settings import RoleSettings, SettingsError, load
 from dsec.world.tls import client_context
 
 INTERNAL_PORT, METRICS_PORT = 8081, 9090
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address; network policies decide who reaches it
 EXIT_USAGE, EXIT_LOST = 2, 3
 
 log = structlog.get_logger()
@@ -86,13 +85,14 @@ async def serve(settings: RoleSettings) -> None:
         World(records, objects, NetworkTls(context), clock, system_randomness()),
         ControllerConfig(
             identity=settings.identity,
-            endpoint=f"http://{settings.address}:{INTERNAL_PORT}",
+            endpoint=f"http://{settings.address}:{settings.port('internal', INTERNAL_PORT)}",
             namespace=settings.config.namespace,
             region=settings.config.region,
         ),
         hold=hold_on_thread,
     )
-    listeners = [Listener(EVERYWHERE, INTERNAL_PORT), Listener(EVERYWHERE, METRICS_PORT)]
+    usual = {"internal": INTERNAL_PORT, "metrics": METRICS_PORT}
+    listeners = [Listener(settings.bind, settings.port(*one)) for one in usual.items()]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -27,7 +27,6 @@ from dsec.world.settings import RoleSettings, SettingsError, load
 from dsec.world.tls import client_context, server_context
 
 API_PORT, WEBHOOK_PORT, METRICS_PORT = 8443, 9443, 9090
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address; network policies decide who reaches it
 EXIT_USAGE = 2
 
 log = structlog.get_logger()
@@ -62,7 +61,8 @@ async def serve(settings: RoleSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    listeners = [Listener(EVERYWHERE, p) for p in (API_PORT, WEBHOOK_PORT, METRICS_PORT)]
+    usual = {"api": API_PORT, "webhook": WEBHOOK_PORT, "metrics": METRICS_PORT}
+    listeners = [Listener(settings.bind, settings.port(*one)) for one in usual.items()]
     await listeners[0].start(build_app(gateway), incoming)
     await listeners[1].start(build_webhook(gateway), _webhook_tls(settings))
     await listeners[2].start(build_metrics(gateway))

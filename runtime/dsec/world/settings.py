@@ -16,6 +16,12 @@ from dsec.api.base import WireModel
 from dsec.world.s3 import S3Config
 
 CONFIG = "DSEC_ROLE_CONFIG"
+BIND = "DSEC_BIND"
+"""Address to listen on; by default a pod's own, which network policies guard."""
+PORTS = "DSEC_PORTS"
+"""Ports other than the usual ones, for several processes on one machine: `api=1,metrics=2`."""
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address; network policies decide who reaches it
 
 
 class SettingsError(Exception):
@@ -48,6 +54,12 @@ class RoleSettings:
     secrets: Path
     identity: str
     address: str
+    bind: str
+    ports: Mapping[str, int]
+
+    def port(self, name: str, usual: int) -> int:
+        """Return the port of a listener."""
+        return self.ports.get(name, usual)
 
     def path(self, folder: str, key: str) -> Path:
         """Return the file of a mounted secret. Raises SettingsError where it is missing."""
@@ -89,4 +101,16 @@ def load(environ: Mapping[str, str] | None = None) -> RoleSettings:
         path.parent / "secrets",
         environ.get("POD_NAME") or f"process-{os.getpid()}",
         environ.get("POD_IP") or "127.0.0.1",
+        environ.get(BIND) or EVERYWHERE,
+        _ports(environ.get(PORTS, "")),
     )
+
+
+def _ports(text: str) -> dict[str, int]:
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        if not number.isdecimal() or int(number) >= 1 << 16:
+            raise SettingsError(f"{PORTS}: {part!r} is no name=port")
+        found[name] = int(number)
+    return found

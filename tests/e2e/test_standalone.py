@@ -57,6 +57,14 @@ def test_the_first_sandbox_prints_one(state: StandaloneState, dsec: Callable[...
     assert [item["end"]["stdout"] for item in items] == ["1\n"]
 
 
+def test_a_second_process_on_the_same_directory_is_refused(
+    state: StandaloneState, dsec: Callable[..., str]
+) -> None:
+    """Two would lead and bind at once; the error says who serves what."""
+    dsec("up", "--standalone", "--foreground", f"--state-dir={state.directory}", code=1)
+    assert state.run.running(PART) is not None
+
+
 def test_the_api_is_on_loopback_and_asks_for_the_key(
     state: StandaloneState, dsec: Callable[..., str]
 ) -> None:

@@ -263,6 +263,13 @@ def up(
             state, base = alone.prepare(directory, report, port)
         else:
             state = alone.up(directory, report, port)
+    if foreground:
+        from dsec.local import standalone_server
+
+        alone.save_context(state)
+        print(f"dsec serves on {state.server} until Ctrl-C; your client knows it.", flush=True)
+        standalone_server.run(directory, base)
+        return
     seconds = time.monotonic() - began
     if output is Output.JSON:
         told = {"server": state.server, "project": standalone_state.PROJECT}
@@ -270,11 +277,6 @@ def up(
     else:
         print(f"dsec serves on {state.server} ({seconds:.0f} s); your client knows it.\n")
         print("Next:\n  dsec run --count 1 -- python3 -c 'print(1)'\n  dsec down     # stop")
-    if foreground:
-        from dsec.local import standalone_server
-
-        alone.save_context(state)
-        standalone_server.run(directory, base)
 
 
 def down(

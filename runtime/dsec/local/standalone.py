@@ -21,7 +21,7 @@ from dsec.local.cleanup import Leftovers
 from dsec.local.images_context import code_digest, sandbox_root
 from dsec.local.initbin import ensure_init
 from dsec.local.processes import LocalError, Part, Probe, end_process
-from dsec.local.standalone_state import PROJECT, StandaloneState
+from dsec.local.standalone_state import PROJECT, SERVE_LOCK, StandaloneState
 from dsec.local.supervisor import ensure_supervisor, supervisor_identity, wait_ready
 
 READY_SECONDS = 60.0
@@ -34,6 +34,8 @@ def up(directory: Path, report: Report, port: int = 0) -> StandaloneState:
     """Start it, or bring what is there to what it should be. Raises LocalError, InitBuildError."""
     state, base = prepare(directory, report, port)
     with state.run.lock("command", "another `dsec up` or `dsec down` is at work; wait for it"):
+        if state.run.running(PART) is None:
+            _refuse_foreground(state)
         state.run.write_plan([_part(state, base)])
         ensure_supervisor(state.run)
         wait_ready(state.run, [PART], READY_SECONDS, report)
@@ -71,6 +73,7 @@ def down(directory: Path, report: Report, *, purge: bool = False) -> Leftovers:
         if supervisor is not None:
             end_process(supervisor, grace=5.0)
         state.run.stop(PART)
+        _refuse_foreground(state)
         report("dsec", "done")
         report("sandboxes", "running")
         left = cleanup.remove(state.footprint)
@@ -93,6 +96,12 @@ def need_root() -> None:
     """Refuse to go on without root. Raises LocalError."""
     if os.geteuid() != 0:
         raise LocalError("sandboxes need root: namespaces, mounts and control groups; use sudo")
+
+
+def _refuse_foreground(state: StandaloneState) -> None:
+    """Raise LocalError while a process that the supervisor does not know serves the directory."""
+    with state.run.lock(SERVE_LOCK, "it runs in the foreground of another terminal; Ctrl-C there"):
+        pass
 
 
 def _part(state: StandaloneState, base: str) -> Part:

@@ -30,7 +30,7 @@ from dsec.gateway.auth import key_entry
 from dsec.local import standalone_state
 from dsec.local.control import ADMIN_GROUP, ControlConfig, build_control
 from dsec.local.initbin import ensure_init
-from dsec.local.standalone_state import PROJECT, StandaloneState
+from dsec.local.standalone_state import PROJECT, SERVE_LOCK, StandaloneState
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.files import FileObjects, FileRecords
 from dsec.world.inprocess import InProcessNetwork
@@ -161,14 +161,15 @@ async def _main(state: StandaloneState, base: str) -> None:
 
 
 def run(directory: Path, base: str) -> None:
-    """Serve a state directory in the foreground until SIGTERM or SIGINT."""
+    """Serve a state directory until SIGTERM or SIGINT. Raises LocalError where another does."""
+    logs.configure()
     state = standalone_state.ensure(directory)
-    asyncio.run(_main(state, base))
+    with state.run.lock(SERVE_LOCK, f"another process serves {directory}"):
+        asyncio.run(_main(state, base))
 
 
 def main() -> None:
     """Serve: `python -m dsec.local.standalone_server STATE_DIRECTORY IMAGE`."""
-    logs.configure()
     run(Path(sys.argv[1]), sys.argv[2])
 
 

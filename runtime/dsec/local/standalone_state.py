@@ -14,6 +14,9 @@ from dsec.local.processes import RunDirectory, read_json, write_atomically
 PROJECT = "default"
 """The project that a new client works in."""
 
+SERVE_LOCK = "serve"
+"""Held by whichever process serves the directory."""
+
 _KEY_ID = "local"
 
 

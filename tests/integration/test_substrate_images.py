@@ -158,6 +158,10 @@ async def test_pull_by_tag_and_digest(tmp_path: Path, registry: str) -> None:
     assert merged(stack) == MERGED
     assert stack.digest == digest
     assert (stack.command, stack.env, stack.user) == (["/bin/true", "x"], {"K": "a=b"}, "7")
+    await push(layout(tmp_path / "new" / "image", [archive(BASE)]), f"{registry}/team/x:dev")
+    assert (await store.prepare(f"{registry}/team/x:dev")).digest == digest
+    store._fresh_until.clear()
+    assert (await store.prepare(f"{registry}/team/x:dev")).digest != digest
     pinned = f"{registry}/team/x:dev@{digest}"
     assert (await store.prepare(pinned)).lower == stack.lower
     again = ImageStore(tmp_path / "store")  # no plain HTTP: it would fail if it asked
@@ -165,7 +169,9 @@ async def test_pull_by_tag_and_digest(tmp_path: Path, registry: str) -> None:
     default = ImageStore(
         tmp_path / "other", default_registry=registry, plain_http=frozenset({registry})
     )
-    first, second = await asyncio.gather(default.prepare("team/x:dev"), default.prepare(pinned))
+    first, second = await asyncio.gather(
+        default.prepare(f"team/x@{digest}"), default.prepare(pinned)
+    )
     assert first.lower == second.lower
     assert sorted(path.name for path in default.layers.iterdir()) == sorted(first.lower)
 
@@ -237,3 +243,20 @@ async def test_an_archive_cannot_write_outside_of_its_layer(tmp_path: Path) -> N
     assert list((tmp_path / "victim").iterdir()) == []
     assert not (store.layers / "evil").exists()
     assert list(store.layers.iterdir()) == []
+
+
+async def test_a_local_root_is_taken_as_it_is_now(tmp_path: Path) -> None:
+    """An archive that changed is read again; a directory is used in place."""
+    store = ImageStore(tmp_path / "store")
+    path = tmp_path / "root.tar"
+    digests = []
+    for text in ("one", "second"):
+        path.write_bytes(archive({"file": text * 5000}))
+        stack = await store.prepare(f"rootfs:{path}")
+        assert merged(stack) == {"file": text * 5000}
+        digests.append(stack.digest)
+    assert digests[0] != digests[1]
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "file").write_text("x")
+    stack = await store.prepare(f"rootfs:{tmp_path / 'dir'}")
+    assert (merged(stack), stack.digest) == ({"file": "x"}, "")

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import stat
+import time
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ _OPAQUE = ".wh..wh..opq"
 _SHORT = 16
 _MACHINES = {"x86_64": ("amd64", 0x3E), "aarch64": ("arm64", 0xB7)}
 _PULL_SECONDS = 900
+_TAG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class ImageStore:
         self._default_registry = default_registry
         self._plain_http = plain_http
         self._locks: dict[str, asyncio.Lock] = {}
+        self._fresh_until: dict[str, float] = {}
         for path in (self.layers, self._index, self._blobs):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self.layers.glob("tmp-*"):
@@ -157,7 +160,12 @@ class ImageStore:
         )
 
     def _entry(self, image: str) -> Path:
-        return self._index / f"{hashlib.sha256(image.encode()).hexdigest()}.json"
+        key = image
+        if image.startswith("rootfs:"):
+            with contextlib.suppress(OSError):  # an archive that is missing is told later
+                found = Path(image.removeprefix("rootfs:")).stat()
+                key += f"|{found.st_size}|{found.st_mtime_ns}"
+        return self._index / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def known(self, image: str) -> Stack | None:
         """Return a prepared image, None where it is not (or no longer) on disk."""
@@ -170,11 +178,12 @@ class ImageStore:
     async def prepare(self, image: str) -> Stack:
         """Make an image ready. Raises SubstrateError(image-pull-failed) with the reason.
 
-        A reference with a digest is fetched once; a tag alone is asked for again each time.
+        A reference with a digest is fetched once; a tag alone is asked for again after a minute.
         """
         async with self._locks.setdefault(image, asyncio.Lock()):
             pinned = "@" in image or image.startswith("rootfs:")
-            if pinned and (stack := self.known(image)) is not None:
+            fresh = time.monotonic() < self._fresh_until.get(image, 0.0)
+            if (pinned or fresh) and (stack := self.known(image)) is not None:
                 return stack
             try:
                 if image.startswith("rootfs:"):
@@ -187,6 +196,7 @@ class ImageStore:
             draft = entry.with_suffix(f".{uuid.uuid4().hex}")
             draft.write_text(json.dumps(asdict(stack)))
             draft.replace(entry)
+            self._fresh_until[image] = time.monotonic() + _TAG_SECONDS
             return stack
 
     async def stack(self, image: str) -> Stack:
@@ -206,12 +216,13 @@ class ImageStore:
     async def _local(self, image: str) -> Stack:
         path = Path(image.removeprefix("rootfs:"))
         name = await asyncio.to_thread(self._link_directory, path)
-        digest = name
+        digest = ""  # a directory has no fixed content
         if not name:
-            digest = await asyncio.to_thread(_digest_file, path)
-            name = await self._unpack(path, digest)
+            content = await asyncio.to_thread(_digest_file, path)
+            digest = f"sha256:{content}"
+            name = await self._unpack(path, content)
         await asyncio.to_thread(check_machine, [self.layers / name], image)
-        return Stack(base=str(self.layers), lower=[name], digest=f"sha256:{digest}")
+        return Stack(base=str(self.layers), lower=[name], digest=digest)
 
     async def _unpack(self, archive: Path, digest: str) -> str:
         name = digest[:_SHORT]

@@ -90,6 +90,7 @@ def test_sandboxes_outlive_a_crash_of_dsec(state: StandaloneState) -> None:
         **os.environ,
         "DSEC_SERVER": state.server,
         "DSEC_API_KEY": state.api_key,
+        "DSEC_PROJECT": standalone_state.PROJECT,
     }
     run = subprocess.Popen(
         [*command, "run", "--count=2", "--output=json", "--", "python3", "-c", script],

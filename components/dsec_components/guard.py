@@ -20,7 +20,7 @@ from dsec_components.common import STACK_LABEL, stack_label
 TOKEN = "dsec:index:DeletionGuard"  # noqa: S105 - a type token
 NAMED = 10
 """Experiments that a refusal names; the rest is a number."""
-SILENCE_SECONDS = 60.0
+SILENCE_SECONDS = 30.0
 """How long an API server may be silent before destroy gives up: a restart takes less."""
 PURGE_SECONDS = 150.0
 """How long the controller may take to collect and clean what purge deletes."""

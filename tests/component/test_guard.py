@@ -112,7 +112,7 @@ def test_a_short_silence_is_waited_out_and_a_long_one_is_a_sentence(
 ) -> None:
     """With the servers dead it ends within minutes, and nothing is forgotten unasked."""
     check(FakeCluster(silent=3), deletion, MINE, waiting)
-    with pytest.raises(RefusedError, match=r"api\.test:6443 did not answer for 60 s") as refused:
+    with pytest.raises(RefusedError, match=r"api\.test:6443 did not answer for 30 s") as refused:
         check(FakeCluster(silent=10**6), deletion, MINE, waiting)
     assert "nothing was deleted" in str(refused.value)
     assert waiting.now() < 300

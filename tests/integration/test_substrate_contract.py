@@ -54,13 +54,15 @@ async def test_environment_and_identity(w: World) -> None:
 
 async def test_init_registers_before_the_first_line_and_keeps_beating(w: World) -> None:
     """Registration comes before output."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
     box = await w.begin(w.spec("sh", "-c", "echo first; sleep 0.6", heartbeat_seconds=0.2))
     async for _ in w.substrate.logs(box, follow=True):
         assert w.beats
         break
     assert w.beats[0] == (box, {"task_id": "task-1", "role": "worker", "gpu_ids": ""})
     await w.substrate.wait(box)
-    assert 3 <= len(w.beats) <= 5
+    assert 3 <= len(w.beats) <= 2 + (loop.time() - start) / 0.2
 
 
 async def test_program_registers_itself_and_is_checked(w: World) -> None:

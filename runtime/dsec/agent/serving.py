@@ -67,7 +67,7 @@ class Host:
             self.bind()
         name = config.node_name
         hosts = sorted({_host_of(self.base), split_address(self.listen)[0]} - {"0.0.0.0", "::"})  # noqa: S104 - no name to certify
-        store = CertificateStore(config.state_dir / "tls", name, hosts)
+        store = CertificateStore(config.state_dir / "tls", name, hosts, config.ca)
         network = NetworkTls(store.client(config.ca, self.clock.now()))
         agent = await run_agent(
             config, substrate, network, self.clock, self.randomness, boot_id=boot_id

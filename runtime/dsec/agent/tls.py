@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -20,9 +21,16 @@ RENEW_AT = 2 / 3
 class CertificateStore:
     """Key, certificate and CA of one node below its state directory. The key never leaves it."""
 
-    def __init__(self, directory: Path, node: str, hosts: list[str]) -> None:
-        """`hosts` are the addresses that the node is reached at, for the certificate's names."""
+    def __init__(
+        self, directory: Path, node: str, hosts: list[str], trusted: Path | None = None
+    ) -> None:
+        """`hosts` are the addresses that the node is reached at, for the certificate's names.
+
+        `trusted` is the CA that the gateway is verified with: what another one signed, before the
+        installation was made anew, is no identity here.
+        """
         self._node = node
+        self._trusted = trusted
         self._hosts = hosts
         self.key_path = directory / "node.key"
         self.certificate_path = directory / "node.crt"
@@ -106,9 +114,26 @@ class CertificateStore:
 
     def _certificate(self) -> x509.Certificate | None:
         try:
-            return x509.load_pem_x509_certificate(self.certificate_path.read_bytes())
+            certificate = x509.load_pem_x509_certificate(self.certificate_path.read_bytes())
         except (FileNotFoundError, ValueError):
             return None
+        return certificate if self._issued(certificate) else None
+
+    def _issued(self, certificate: x509.Certificate) -> bool:
+        """Say whether the trusted CA signed it; true where none is named or can be read."""
+        if self._trusted is None:
+            return True
+        try:
+            authorities = x509.load_pem_x509_certificates(self._trusted.read_bytes())
+        except (OSError, ValueError):
+            return True
+        for authority in authorities:
+            try:
+                certificate.verify_directly_issued_by(authority)
+            except (ValueError, TypeError, InvalidSignature):
+                continue
+            return True
+        return False
 
     def _key(self) -> ec.EllipticCurvePrivateKey:
         if self.key_path.exists():

@@ -233,6 +233,7 @@ class Placer:
                 self._keep_reason(binding, decision.refusals)
                 if binding.id in fresh:
                     rows.append(Row(kind="want", at=now, binding=binding))
+                    self._tell_waiting(binding, decision.refusals)
         return rows
 
     def _keep_reason(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
@@ -241,9 +242,23 @@ class Placer:
             news = demand.refused.get(binding.id) != refusals
             demand.refused[binding.id] = refusals
             if news:
+                self._tell_waiting(binding, refusals)
                 self._changed([binding])
         else:
             self._why[binding.id] = refusals
+
+    def _tell_waiting(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
+        """Write the decision record of a refusal: what was asked, and why it has to wait."""
+        identity = binding.spec.identity
+        self._history.add(
+            "sandbox-waits",
+            tenant=binding.tenant,
+            experiment=identity.experiment,
+            sandbox=binding.id,
+            key=binding.key,
+            why=explain(refusals),
+            correlationId=identity.correlation_id,
+        )
 
     def _request(self, binding: Binding) -> Request:
         now, needs = self._clock.monotonic(), binding.needs
@@ -278,7 +293,8 @@ class Placer:
         for node in dict.fromkeys(binding.node for binding in bound):
             self._dispatcher.wake(node)
         if bound:
-            log.info("bound", sandboxes=len(bound), epoch=self._log.epoch)
+            asked_by = sorted({b.spec.identity.correlation_id for b in bound})[:5]
+            log.info("bound", sandboxes=len(bound), epoch=self._log.epoch, correlations=asked_by)
             self._changed(bound)
 
     # ------------------------------------------------------------------ answers

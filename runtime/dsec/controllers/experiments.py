@@ -19,6 +19,7 @@ from dsec.api.records import Experiment, Tenant
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.status import ExperimentStatus, OverrideKind, Resolved
 from dsec.api.tenant import TenantSpec
+from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.creates import Placer
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
@@ -53,6 +54,7 @@ class Parts:
     bind_log: BindLog
     placer: Placer
     dispatcher: Dispatcher
+    collector: Collector
     fleet: Fleet
     inputs: Inputs
     history: HistoryWriter
@@ -104,10 +106,12 @@ class Experiments:
         ]
         if frozen:
             parts.placer.demand(uid, [])
-            self._stop([b for b in bindings if b.live], EndReason.FROZEN, "the task was frozen")
+            await self._stop(
+                [b for b in bindings if b.live], EndReason.FROZEN, "the task was frozen"
+            )
         else:
             for one in plans:
-                self._stop(one.surplus, EndReason.STOPPED, "scaled down")
+                await self._stop(one.surplus, EndReason.STOPPED, "scaled down")
             missing = await self._missing(experiment, resolved, rights, plans)
             parts.placer.demand(uid, missing)
         facts = Facts(
@@ -141,7 +145,7 @@ class Experiments:
         parts.placer.demand(meta.uid, [])
         live = [b for b in parts.bind_log.state.of_experiment(meta.uid) if b.live]
         if live:
-            self._stop(live, EndReason.STOPPED, "the task was deleted")
+            await self._stop(live, EndReason.STOPPED, "the task was deleted")
             return STOP_REPEAT_SECONDS
         if parts.bind_log.state.of_experiment(meta.uid):
             now = parts.clock.now()
@@ -223,9 +227,13 @@ class Experiments:
             return None
         return await self.parts.inputs.line(experiment.metadata.namespace, digest, index)
 
-    def _stop(self, bindings: Sequence[Binding], reason: EndReason, message: str) -> None:
+    async def _stop(self, bindings: Sequence[Binding], reason: EndReason, message: str) -> None:
+        waiting = [b for b in bindings if not b.node]
+        await self.parts.collector.end(
+            [closed_status(b, reason, message, self.parts.clock) for b in waiting]
+        )
         for binding in bindings:
-            if not self.parts.dispatcher.stopping(binding.node, binding.id):
+            if binding.node and not self.parts.dispatcher.stopping(binding.node, binding.id):
                 self.parts.dispatcher.stop(binding.node, binding.id, reason, message)
 
     def _statuses(self, bindings: Sequence[Binding]) -> dict[str, SandboxStatus]:

@@ -3,8 +3,9 @@
 Soft state of one term: built from SandboxNode records and long polls, lost without harm.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,6 +24,8 @@ SILENT_SECONDS = 30.0
 """A node without an answer for this long takes no new work (CONF-21: unhealthy)."""
 CLOCK_LIMIT = 0.5
 """Seconds by which a node's clock may be off (design: such a node gets no work)."""
+CLOCK_SAMPLES = 5
+"""An answer that was long under way looks like a clock that is off: the best of so many counts."""
 
 log = structlog.get_logger()
 OnState = Callable[[NodeMemory, NodeState], Awaitable[None]]
@@ -35,7 +38,13 @@ class Member:
     record: SandboxNode
     watch: NodeWatch
     since: float
-    clock_offset: float = 0.0
+    offsets: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
+
+    @property
+    def clock_offset(self) -> float:
+        """Seconds by which its clock is ahead, as far as is known; 0 before enough answers."""
+        enough = len(self.offsets) == CLOCK_SAMPLES
+        return min(self.offsets, key=abs) if enough else 0.0
 
 
 class Fleet:
@@ -46,6 +55,7 @@ class Fleet:
         self._clock = clock
         self._on_state = on_state
         self.members: dict[str, Member] = {}
+        self._gone: dict[str, float] = {}
         self.started = clock.monotonic()
 
     async def take(self, name: str, record: Record | None) -> None:
@@ -54,6 +64,8 @@ class Fleet:
         if record is None:
             if old is not None:
                 del self.members[name]
+                # a record removed by mistake comes back with the agent's next registration
+                self._gone[name] = self._clock.monotonic()
                 await old.watch.close()
             return
         node = SandboxNode.model_validate(record)
@@ -79,11 +91,11 @@ class Fleet:
             await member.watch.close()
 
     def silent_for(self, name: str) -> float:
-        """Return seconds without an answer. Unknown nodes count from the start of the term."""
+        """Return seconds without an answer; what has no record counts from when that was seen."""
         member = self.members.get(name)
         now = self._clock.monotonic()
         if member is None:
-            return now - self.started
+            return now - self._gone.get(name, self.started)
         seen = member.watch.memory.seen
         return now - (member.since if seen is None else max(seen, self.started))
 
@@ -103,6 +115,10 @@ class Fleet:
         """Return the watch, and with it the client, of a node."""
         member = self.members.get(name)
         return member.watch if member else None
+
+    def heard(self) -> bool:
+        """Return whether every registered node has answered in this term."""
+        return all(member.watch.memory.seen is not None for member in self.members.values())
 
     def failures(self) -> list[BaseException]:
         """Return what ended watches that must not end."""
@@ -156,7 +172,7 @@ class Fleet:
     async def _answered(self, memory: NodeMemory, state: NodeState) -> None:
         member = self.members.get(memory.name)
         if member is not None:
-            member.clock_offset = (state.utc - self._clock.now()).total_seconds()
+            member.offsets.append((state.utc - self._clock.now()).total_seconds())
         await self._on_state(memory, state)
 
 

@@ -7,6 +7,8 @@ namespace's. Quota limits are read from the spec at each placement round, so an 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL, Condition, ConditionStatus, with_condition
 from dsec.api.nodes import RecordReason
 from dsec.api.records import Tenant
@@ -15,8 +17,9 @@ from dsec.controllers.ledger import Used, limit_of, used_by_tenant
 from dsec.journal.bindlog import BindLog
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
-from dsec.world.records import Records
+from dsec.world.records import RecordInvalidError, Records
 
+log = structlog.get_logger()
 MANAGER = "dsec-tenants"
 USAGE_SECONDS = 10.0
 """How often the use of a tenant is written: records have a low write rate."""
@@ -90,5 +93,9 @@ class Tenants:
             "kind": "Namespace",
             "metadata": {"name": project, "labels": wanted},
         }
-        self.namespaces.put(await self.records.apply(body, MANAGER))
+        try:
+            self.namespaces.put(await self.records.apply(body, MANAGER))
+        except RecordInvalidError as problem:
+            # where the stack makes the namespaces, this controller may only label them
+            log.warning("namespace cannot be labelled", project=project, error=str(problem))
         return True

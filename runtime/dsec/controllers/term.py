@@ -30,13 +30,16 @@ from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
-from dsec.world.clock import Clock, Randomness
+from dsec.world.clock import Clock, Randomness, until
 from dsec.world.network import Network
-from dsec.world.objects import ObjectStore
+from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import Records
 
 COMPACT_SECONDS = 30.0
 STOP_SECONDS = 5.0
+HEAR_SECONDS = 2.0
+"""A new leader waits this long for the agents' first answers before it writes of experiments:
+counts must not drop to zero at each take-over."""
 KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool")
 
 log = structlog.get_logger()
@@ -98,6 +101,7 @@ class Term:
                 bind_log,
                 self.placer,
                 self.dispatcher,
+                self.collector,
                 self.fleet,
                 Inputs(world.objects),
                 history,
@@ -135,7 +139,7 @@ class Term:
         """Serve until something ends the term; raises what ended it."""
         tasks = [
             *(cache.run() for cache in self.caches.values()),
-            *(queue.run() for queue in self.queues.values()),
+            *(self._reconcile(kind) for kind in self.queues),
             self._place(),
             self.collector.sweep(self.fleet, self.dispatcher),
             self._keep_house(),
@@ -227,10 +231,22 @@ class Term:
                 meta = record["metadata"]
                 self.queues[kind].add((meta.get("namespace", ""), meta["name"]))
 
-    async def _place(self) -> None:
-        """Place once the records are known; the agents are asked meanwhile."""
+    async def _synced(self) -> None:
         for cache in self.caches.values():
             await cache.synced.wait()
+
+    async def _reconcile(self, kind: str) -> None:
+        """Serve a queue once all kinds are known: half a view would be written as a verdict."""
+        await self._synced()
+        if kind == "Experiment":
+            left = until(self.world.clock, HEAR_SECONDS)
+            while left() > 0 and not (self.fleet.members and self.fleet.heard()):
+                await self.world.clock.sleep(0.1)
+        await self.queues[kind].run()
+
+    async def _place(self) -> None:
+        """Place once the records are known; the agents are asked meanwhile."""
+        await self._synced()
         self.ready.set()
         self.history.add("leader", epoch=self.bind_log.epoch)
         await self.placer.run()
@@ -238,7 +254,11 @@ class Term:
     async def _keep_house(self) -> None:
         while True:
             await self.world.clock.sleep(COMPACT_SECONDS)
-            await self.bind_log.compact()
+            try:
+                await self.bind_log.compact()
+            except ObjectStoreError as problem:
+                # a missing snapshot only makes the next replay longer
+                log.warning("no snapshot of the bind log", error=str(problem))
 
     async def _watch_failures(self) -> None:
         """End the term when an agent knows a later leader, or when a watch has broken."""

@@ -141,6 +141,8 @@ class RuntimeArgs(TypedDict):
     """The agents."""
     object_store: NotRequired[ObjectStore]
     """Where history and results are kept."""
+    pools: NotRequired[dict[str, SandboxNodePoolSpec]]
+    """Node pools by name: agents run per pool, nodes carry its labels. Agents roll."""
     registry: NotRequired[PlatformRegistry]
     """Where images of experiments come from. Update in place: pods roll."""
     log_level: NotRequired[pulumi.Input[str]]

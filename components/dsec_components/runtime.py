@@ -162,6 +162,7 @@ class Runtime(Component):
                 "state_dir": part.get("state_dir") or "/var/lib/dsec",
                 "cgroup": part.get("cgroup") or "/dsec",
                 "node_selector": part.get("node_selector") or {},
+                "pools": args.get("pools", {}),
                 "max_unavailable": part.get("max_unavailable") or 1,
                 "gateway_address": gateways.service_address,
                 **_registry(args),

@@ -184,6 +184,42 @@ def test_runtime_orders_its_parts(run: Run) -> None:
     assert [[item["key"] for item in one["items"]] for one in secrets] == [["ca.crt"]]
 
 
+def test_each_pool_has_its_agents_and_its_nodes_carry_its_labels(run: Run) -> None:
+    """IAC-01; a single pool keeps the plain name."""
+    pools = {
+        "a": {"node_selector": {"kind": "a"}, "labels": {"gpu-type": "a100", "region": "r"}},
+        "b": {"node_selector": {"kind": "b"}},
+    }
+    made = run(lambda opts: make(Runtime, "rt", opts, pools=pools))
+    found = {}
+    for one in made.of("apps/v1:DaemonSet"):
+        pod = plain(one.inputs)["spec"]["template"]["spec"]
+        told = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+        found[one.inputs["metadata"]["name"]] = (
+            pod["nodeSelector"],
+            told["DSEC_AGENT_POOL"],
+            told["DSEC_AGENT_LABELS"],
+        )
+    assert found == {
+        "dsec-agent-a": ({"kind": "a"}, "a", "gpu-type=a100,region=r"),
+        "dsec-agent-b": ({"kind": "b"}, "b", ""),
+    }
+    alone = run(lambda opts: make(Runtime, "rt", opts, pools={"a": pools["a"]}))
+    assert [one.inputs["metadata"]["name"] for one in alone.of("apps/v1:DaemonSet")] == [
+        "dsec-agent"
+    ]
+
+
+@pytest.mark.parametrize("other", [{}, {"node_selector": {"kind": "a"}}])
+def test_pools_that_share_a_node_are_refused(other: dict[str, Any], run: Run) -> None:
+    """Two agents on one node would fight for its port."""
+    pools = {"a": {"node_selector": {"kind": "a"}}, "b": other}
+    with pytest.raises(pulumi.InputPropertyError) as error:
+        run(lambda opts: make(Runtime, "rt", opts, pools=pools))
+    assert error.value.property_path == "pools.b.nodeSelector"
+    assert "pool a" in error.value.reason
+
+
 def test_a_changed_profile_changes_deployed_values(run: Run) -> None:
     """IAC-12: one preset, every figure."""
     counts = []

@@ -5,31 +5,17 @@ simulated nodes join with a service-account token and serve under certificates t
 signed. A killed controller and a killed gateway change nothing that users see.
 """
 
-import json
-import os
-import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from cluster import ApiServer
-from dsec.agent.simnodes import Plan, SimulatedNode, read_report, store_token, write_plan
-from dsec.api.crds import definitions
-from dsec.gateway.auth import key_entry, keys_secret
-from dsec.world.s3 import S3Config
-from dsec_components.keys import Keys, Leaf
-from s3_server import free_ports, s3_server
+from control_plane import USER, Plane, control_plane, sandbox
 
 pytestmark = pytest.mark.cluster
 
-ADMIN, USER = "dsec_admin_0123456789", "dsec_ann_abcdefghij"
 DOCUMENT = """
 metadata: {name: pair}
 spec:
@@ -42,190 +28,18 @@ spec:
 """
 
 
-@dataclass
-class Plane:
-    """Everything that runs, and how to reach it."""
-
-    folder: Path
-    apiserver: ApiServer
-    api: int
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    commands: dict[str, tuple[list[str], dict[str, str]]] = field(default_factory=dict)
-
-    def start(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        """Start a process under a name."""
-        self.commands[name] = (command, env)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", *command], env=os.environ | env, stdout=log, stderr=log
-            )
-
-    def kill(self, name: str) -> None:
-        """Kill -9."""
-        self.processes[name].kill()
-        self.processes[name].wait()
-
-    def restart(self, name: str) -> None:
-        """Start it again as it was."""
-        self.start(name, *self.commands[name])
-
-    def client(self, key: str = ADMIN) -> httpx2.Client:
-        """Return a client of the gateway."""
-        context = ssl.create_default_context(cafile=str(self.folder / "etc/secrets/ca/ca.crt"))
-        return httpx2.Client(
-            base_url=f"https://127.0.0.1:{self.api}",
-            verify=context,
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=30,
-            trust_env=False,
-        )
-
-    def until(self, what: str, check: Any, seconds: float = 60) -> float:
-        """Wait until a check holds; return how long it took. Shows the logs where it never does."""
-        start = time.monotonic()
-        while time.monotonic() - start < seconds:
-            try:
-                if check():
-                    return time.monotonic() - start
-            except httpx2.TransportError:
-                pass
-            time.sleep(0.2)
-        logs = "\n".join(
-            f"== {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log")
-        )
-        raise AssertionError(f"{what}: not within {seconds} s\n{logs}")
-
-
-def secrets_of(folder: Path, s3: S3Config) -> None:
-    """Write the folder that a pod would have mounted."""
-    keys = Keys(b"0" * 32, datetime(2026, 1, 1, tzinfo=UTC), now=datetime.now(UTC))
-    files = {
-        "config.json": json.dumps(
-            {
-                "objectStore": {"endpoint": s3.endpoint, "bucket": s3.bucket},
-                "namespace": "dsec-system",
-            }
-        ),
-        "secrets/ca/ca.crt": keys.ca,
-        "secrets/ca/ca.key": keys.ca_key,
-        "secrets/internal/token": "internal",
-        "secrets/s3/accessKey": s3.access_key,
-        "secrets/s3/secretKey": s3.secret_key,
-    }
-    for part in ("gateway", "controller", "webhook"):
-        leaf = Leaf(f"dsec-{part}", f"dsec-{part}", ("localhost",), ("127.0.0.1",))
-        certificate, key = keys.leaf(leaf)
-        for place in ("tls", "webhook") if part != "webhook" else ("webhook",):
-            files[f"{part}/secrets/{place}/tls.crt"] = certificate
-            files[f"{part}/secrets/{place}/tls.key"] = key
-    for name, text in files.items():
-        for part in ("gateway", "controller"):
-            if "/secrets/" in name and not name.startswith(part):
-                continue
-            path = folder / f"etc-{part}" / name.removeprefix(f"{part}/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    (folder / "etc").symlink_to(folder / "etc-gateway")
-
-
 @pytest.fixture(scope="module")
 def plane(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """Start the whole control plane with six simulated nodes."""
-    folder = tmp_path_factory.mktemp("plane")
-    done = apiserver.apply(*definitions())
-    assert done.returncode == 0, done.stderr
-    entries = [key_entry(ADMIN, "root", ["system:masters"]), key_entry(USER, "ann", [])]
-    records: list[Any] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        for name in ("dsec-system", "lab")
-    ]
-    records.append(
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "dsec-agent", "namespace": "dsec-system"},
-        }
-    )
-    records.append(keys_secret(entries, "dsec-system"))
-    records.append(
-        {
-            "apiVersion": "dsec.dev/v1alpha1",
-            "kind": "Tenant",
-            "metadata": {"name": "research"},
-            "spec": {"projects": ["lab"]},
-        }
-    )
-    for record in records:
-        done = apiserver.apply(record)
-        assert done.returncode == 0, done.stderr
-    token = apiserver.kubectl(
-        "create", "token", "dsec-agent", "-n", "dsec-system", "--audience", "dsec"
-    ).stdout
-    with s3_server(tmp_path_factory.mktemp("s3")) as s3:
-        secrets_of(folder, s3)
-        ports = free_ports(9)
-        running = Plane(folder, apiserver, ports[0])
-        shared = {
-            "KUBECONFIG": str(apiserver.kubeconfig),
-            "DSEC_BIND": "127.0.0.1",
-            "POD_IP": "127.0.0.1",
-        }
-        running.start(
-            "gateway",
-            ["dsec.gateway"],
-            shared
-            | {
-                "POD_NAME": "gateway-0",
-                "DSEC_ROLE_CONFIG": str(folder / "etc-gateway/config.json"),
-                "DSEC_PORTS": f"api={ports[0]},webhook={ports[1]},metrics={ports[2]}",
-            },
-        )
-        for n in range(2):
-            running.start(
-                f"controller-{n}",
-                ["dsec.controllers"],
-                shared
-                | {
-                    "POD_NAME": f"controller-{n}",
-                    "DSEC_ROLE_CONFIG": str(folder / "etc-controller/config.json"),
-                    "DSEC_PORTS": f"internal={ports[3 + 2 * n]},metrics={ports[4 + 2 * n]}",
-                },
-            )
-        try:
-            with running.client() as client:
-                running.until("gateway", lambda: client.get("/readyz").status_code == 200)
-                given = client.post("/v1/join-tokens", json={"count": 5}).json()["tokens"]
-            nodes = folder / "nodes"
-            for n, one in enumerate([*given, token]):
-                store_token(nodes, f"sim-{n}", one)
-            plan = Plan(
-                gateway=f"https://127.0.0.1:{ports[0]}",
-                ca=folder / "etc/secrets/ca/ca.crt",
-                nodes=[SimulatedNode(name=f"sim-{n}", profile="cpu") for n in range(6)],
-            )
-            write_plan(nodes, plan)
-            running.start("nodes", ["dsec.agent.simnodes", str(nodes)], {})
-            running.until("nodes", lambda: _registered(nodes) == 6)
-            yield running
-        finally:
-            for process in running.processes.values():
-                process.terminate()
-            for process in running.processes.values():
-                process.wait()
-
-
-def _registered(folder: Path) -> int:
-    return sum(node.registered for node in read_report(folder))
+    """Start the whole control plane with six simulated nodes; one joins as a pod does."""
+    with control_plane(apiserver, tmp_path_factory.mktemp("plane")) as running:
+        account = ("create", "token", "dsec-agent", "-n", "dsec-system", "--audience", "dsec")
+        running.simulate([*running.join_tokens(5), apiserver.kubectl(*account).stdout])
+        yield running
 
 
 def creates(count: int, prefix: str) -> dict[str, Any]:
     """Return a batch of keyed creates."""
-    one = {
-        "image": "base",
-        "labels": {"dsec.dev/simulated": "true"},
-        "resources": {"cpuMilli": 100, "memoryBytes": 1 << 26, "pids": 16, "diskBytes": 1 << 20},
-    }
-    return {"creates": [{**one, "key": f"{prefix}-{n}"} for n in range(count)]}
+    return {"creates": [sandbox(key=f"{prefix}-{n}") for n in range(count)]}
 
 
 def bind_all(plane: Plane, client: httpx2.Client, count: int, prefix: str) -> list[str]:
@@ -247,12 +61,7 @@ def bind_all(plane: Plane, client: httpx2.Client, count: int, prefix: str) -> li
 
 def leader(plane: Plane) -> str:
     """Return the name of the leading controller."""
-    lease = json.loads(
-        plane.apiserver.kubectl(
-            "get", "lease", "dsec-controller", "-n", "dsec-system", "-o", "json"
-        ).stdout
-    )
-    return str(lease["spec"].get("holderIdentity", ""))
+    return plane.office()[0]
 
 
 def test_an_experiment_runs_in_kubernetes(plane: Plane) -> None:

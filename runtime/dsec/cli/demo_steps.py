@@ -16,6 +16,7 @@ HEARTBEAT_SECONDS = 30.0
 """So often a long wait says that it is alive."""
 
 STACK = "local"
+_PACK = ("--policy-pack", "policies", "--suppress-progress", "--suppress-outputs")
 
 
 class StepError(Exception):
@@ -132,11 +133,13 @@ def pulumi_up() -> None:
 
     def pulumi(*arguments: str) -> None:
         note(f"$ pulumi {' '.join(arguments)}")
-        _run(["pulumi", *arguments, "--non-interactive"], environment, tree)
+        plain = [] if sys.stderr.isatty() else ["--non-interactive"]
+        _run(["pulumi", *arguments, *plain], environment, tree)
 
-    pulumi("stack", "select", "--create", STACK)
-    pulumi("up", "--stack", STACK, "--yes", "--skip-preview", "--policy-pack", "policies")
-    found = outputs(environment, tree)
+    with _kept(tree / "stacks" / f"Pulumi.{STACK}.yaml"):
+        pulumi("stack", "select", "--create", STACK)
+        pulumi("up", "--stack", STACK, "--yes", "--skip-preview", *_PACK)
+        found = outputs(environment, tree)
     authority = context.path().with_name("local-ca.pem")
     authority.parent.mkdir(parents=True, exist_ok=True)
     authority.write_text(found["caCertificate"])
@@ -148,6 +151,21 @@ def pulumi_up() -> None:
             project=found["project"],
         )
     )
+
+
+@contextmanager
+def _kept(file: Path) -> Iterator[None]:
+    """Leave a file as it was.
+
+    The engine writes a salt that belongs to this machine's passphrase into a configuration that
+    belongs to everyone; without it the next run makes another.
+    """
+    text = file.read_bytes()
+    try:
+        yield
+    finally:
+        if file.read_bytes() != text:
+            file.write_bytes(text)
 
 
 def outputs(environment: dict[str, str], tree: Path) -> dict[str, str]:

@@ -159,12 +159,15 @@ def _images(experiments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row per image that the project's experiments were resolved to."""
     rows: dict[str, dict[str, Any]] = {}
     for experiment in experiments:
+        name = experiment["metadata"]["name"]
         for image in _at("status", "resolved", "images")(experiment) or []:
+            reference = image["reference"]
+            digest = image.get("digest") or reference.partition("@")[2]
             row = rows.setdefault(
-                image["reference"],
-                {"reference": image["reference"], "digest": image.get("digest", ""), "usedBy": []},
+                reference, {"reference": reference, "digest": digest, "usedBy": []}
             )
-            row["usedBy"].append(experiment["metadata"]["name"])
+            if name not in row["usedBy"]:  # two roles may share an image
+                row["usedBy"].append(name)
     return list(rows.values())
 
 

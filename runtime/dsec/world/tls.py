@@ -32,7 +32,12 @@ class Peer:
     units: frozenset[str] = frozenset()
 
     def acts_as(self, *roles: str) -> bool:
-        """Say whether the certificate carries one of the roles, as unit or as common name."""
+        """Say whether the certificate carries one of the roles, as unit or as common name.
+
+        An agent's never carries another one: its common name was chosen by the node.
+        """
+        if AGENT in self.units:
+            return AGENT in roles
         return any(role == self.name or role in self.units for role in roles)
 
 

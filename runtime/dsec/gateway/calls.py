@@ -67,19 +67,29 @@ class Call:
 
     async def body(self, limit: int) -> bytes:
         """Read the body. Raises ApiError 413 above the limit (bytes)."""
-        data = bytearray()
-        async for piece in self.request.stream():
-            data += piece
-            if len(data) > limit:
-                raise ApiError(413, "too-large", f"the body may have at most {limit} bytes")
-        return bytes(data)
+        return await read_body(self.request, limit)
 
     async def model(self, model: type[M], limit: int = DOCUMENT_BYTES) -> M:
         """Read a body of a type. Raises ApiError with every mistake."""
-        try:
-            return model.model_validate_json(await self.body(limit))
-        except ValidationError as problem:
-            raise refused_document(DocumentError(mistakes_of(problem))) from problem
+        return await read_model(self.request, model, limit)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return a request's body. Raises ApiError 413 above the limit (bytes)."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > limit:
+            raise ApiError(413, "too-large", f"the body may have at most {limit} bytes")
+    return bytes(data)
+
+
+async def read_model(request: Request, model: type[M], limit: int) -> M:
+    """Return a body of a type. Raises ApiError with every mistake."""
+    try:
+        return model.model_validate_json(await read_body(request, limit))
+    except ValidationError as problem:
+        raise refused_document(DocumentError(mistakes_of(problem))) from problem
 
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -1,0 +1,219 @@
+"""Registration of nodes: what vouches for a name, the SandboxNode record, the certificate.
+
+A certificate names one node for a day; the next one is given to its holder. Before the first one a
+single-use join token or a pod's projected token admits the machine.
+"""
+
+import hashlib
+import hmac
+import re
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dsec.api.meta import API_VERSION
+from dsec.api.records import SandboxNode
+from dsec.api.wire import PROTOCOL, NodeAdmission, NodeRegistration
+from dsec.gateway.ca import RequestError
+from dsec.gateway.calls import read_model
+from dsec.gateway.core import Gateway
+from dsec.gateway.errors import ApiError, invalid
+from dsec.world.objects import PreconditionError
+from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
+from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, peer_of
+
+REGISTRATION_BYTES = 1 << 20
+TOKEN_AUDIENCE = "dsec"  # noqa: S105 - the audience of a token, not a token
+NODE_EXTRA = "authentication.kubernetes.io/node-name"
+ATTEMPTS = 4
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+RESERVED = frozenset({CONTROLLER, GATEWAY, AGENT, "dsec-webhook", "localhost", "kubernetes"})
+"""First labels of names that servers of the control plane are found under: no node has them."""
+
+log = structlog.get_logger()
+
+
+async def register(gateway: Gateway, request: Request) -> Response:
+    """Admit a node: by its certificate, else by a token that vouches for its name."""
+    asked = await read_model(request, NodeRegistration, REGISTRATION_BYTES)
+    if abs(asked.protocol - PROTOCOL) > 1:
+        raise ApiError(
+            422, "protocol", f"protocol {asked.protocol}; {PROTOCOL} and its neighbours are served"
+        )
+    _check_names(asked)
+    peer = peer_of(request.scope)
+    if peer is None or not peer.acts_as(AGENT):
+        vouched = await _by_token(gateway, request, asked)
+        await _check_owner(gateway, asked, vouched=vouched)
+    elif peer.name != asked.name:
+        raise ApiError(403, "denied", f"the certificate is {peer.name}'s, not {asked.name}'s")
+    now = gateway.clock.now()
+    await _record_node(gateway, asked)
+    admission = NodeAdmission(
+        epoch=await _epoch(gateway),
+        ca_pem=gateway.ca.ca_pem,
+        clock_offset_seconds=(asked.utc - now).total_seconds(),
+        capability_public_key_pem=gateway.ca.capability_public_pem,
+    )
+    if asked.csr_pem:
+        try:
+            signed = gateway.ca.sign(asked.csr_pem, asked.name, now)
+        except RequestError as problem:
+            raise ApiError(422, "invalid", f"csrPem: {problem}") from problem
+        admission.certificate_pem, admission.expires = signed
+        log.info("certificate signed", node=asked.name, expires=str(admission.expires))
+    return JSONResponse(admission.wire())
+
+
+def _check_names(asked: NodeRegistration) -> None:
+    """Refuse names of servers, and addresses that are another node's. Raises ApiError 403, 422.
+
+    The name becomes the subject and a DNS name of a certificate; the endpoint is where the control
+    plane sends what is meant for this node, so its path must name this node.
+    """
+    if not NODE_NAME.fullmatch(asked.name):
+        raise invalid("name", asked.name[:200], NODE_NAME.pattern, "is no name of a node")
+    if asked.name.partition(".")[0] in RESERVED:
+        raise ApiError(403, "denied", f"{asked.name} is a name of the control plane, not of a node")
+    try:
+        place = urlsplit(asked.endpoint)
+        plain = place.scheme in ("http", "https") and place.hostname and "@" not in place.netloc
+    except ValueError:
+        plain = False
+    if not plain or asked.endpoint != f"{place.scheme}://{place.netloc}/n/{asked.name}":
+        allowed = f"https://ADDRESS/n/{asked.name}"
+        raise invalid("endpoint", asked.endpoint[:200], allowed, f"must be {allowed}")
+
+
+async def _check_owner(gateway: Gateway, asked: NodeRegistration, *, vouched: bool) -> None:
+    """Keep a token that names no node from taking the place of a known one. Raises ApiError 403."""
+    if vouched:
+        return
+    try:
+        record = await gateway.records.get("SandboxNode", asked.name)
+    except RecordNotFoundError:
+        return
+    known = SandboxNode.model_validate(record).status
+    if not known.uid:
+        return
+    real = known.inventory is not None and not known.inventory.simulated
+    if known.uid != asked.uid or (real and asked.inventory.simulated):
+        raise ApiError(
+            403,
+            "denied",
+            f"{asked.name} is another machine: only its certificate, or the removal of its "
+            "SandboxNode, gives the name away",
+        )
+
+
+async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration) -> bool:
+    """Check the bearer token of a node without certificate. Raises ApiError 401, 403.
+
+    Returns whether the token vouches for the node's name.
+    """
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not token:
+        raise ApiError(401, "unauthenticated", "a new node needs a join token or a pod's token")
+    secret = gateway.config.join_secret
+    if secret and hmac.compare_digest(token.encode(), secret.encode()):
+        return False
+    joined = gateway.ca.read_join_token(token, gateway.clock.now())
+    if joined is not None:
+        number, pool = joined
+        if pool and asked.pool not in ("", pool):
+            raise ApiError(403, "denied", f"the join token is for pool {pool}, not {asked.pool}")
+        asked.pool = pool or asked.pool
+        await _spend(gateway, number, asked.name)
+        return False
+    user = await gateway.records.authenticate(token, TOKEN_AUDIENCE)
+    if user is None:
+        raise ApiError(401, "unauthenticated", "the token is not valid")
+    if user.name != gateway.config.agent_account:
+        raise ApiError(403, "denied", f"{user.name} may not register nodes")
+    bound = user.extra.get(NODE_EXTRA, ())
+    if bound and asked.name not in bound:
+        raise ApiError(403, "denied", f"the token is of node {bound[0]}, not {asked.name}")
+    if not bound and not asked.inventory.simulated:
+        raise ApiError(403, "denied", "a token that names no node admits simulated nodes only")
+    return bool(bound)
+
+
+async def _spend(gateway: Gateway, number: str, node: str) -> None:
+    """Use up a join token; the same node may repeat its call. Raises ApiError 403."""
+    key = f"join-tokens/{hashlib.sha256(number.encode()).hexdigest()}"
+    try:
+        await gateway.objects.put_if_absent(key, node.encode())
+    except PreconditionError:
+        owner, _ = await gateway.objects.get(key)
+        if owner.decode() != node:
+            raise ApiError(403, "denied", "the join token has been used") from None
+
+
+async def _record_node(gateway: Gateway, asked: NodeRegistration) -> None:
+    """Write the SandboxNode record, if it says something new. Raises ApiError 409."""
+    records = gateway.records
+    for attempt in range(ATTEMPTS):
+        try:
+            record = await records.get("SandboxNode", asked.name)
+        except RecordNotFoundError:
+            record = await _create_node(gateway, asked)
+        fresh = _registered(record, asked, gateway)
+        if fresh is None:
+            return
+        try:
+            await records.replace_status(fresh)
+        except RecordConflictError:
+            if attempt == ATTEMPTS - 1:
+                raise
+        else:
+            log.info("node registered", node=asked.name, endpoint=asked.endpoint)
+            return
+
+
+async def _create_node(gateway: Gateway, asked: NodeRegistration) -> Record:
+    spec: dict[str, object] = {"labels": asked.labels}
+    if asked.pool:
+        spec["pool"] = asked.pool
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": "SandboxNode",
+        "metadata": {"name": asked.name},
+        "spec": spec,
+    }
+    try:
+        return await gateway.records.create(body)
+    except RecordConflictError:
+        return await gateway.records.get("SandboxNode", asked.name)
+
+
+def _registered(record: Record, asked: NodeRegistration, gateway: Gateway) -> Record | None:
+    """Return the record with the registration in its status, or None where nothing changes."""
+    node = SandboxNode.model_validate(record)
+    status = node.status
+    if status.uid and status.uid != asked.uid and status.endpoint:
+        last = status.last_seen
+        recent = last is not None and (gateway.clock.now() - last).total_seconds() < 60  # noqa: PLR2004 - a minute
+        if recent and status.incarnation > asked.incarnation:
+            raise ApiError(409, "conflict", f"another machine is registered as {asked.name}")
+    told = {
+        "uid": asked.uid,
+        "endpoint": asked.endpoint,
+        "boot_id": asked.boot_id,
+        "incarnation": asked.incarnation,
+        "inventory": asked.inventory,
+    }
+    if all(getattr(status, name) == value for name, value in told.items()):
+        return None
+    status = status.model_copy(update={**told, "last_seen": gateway.clock.now()})
+    body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {**record, "status": body}
+
+
+async def _epoch(gateway: Gateway) -> int:
+    try:
+        return await gateway.leader.epoch()
+    except ApiError:
+        # no leader yet: the agent learns the epoch from the first call of one
+        return 0

@@ -26,6 +26,8 @@ BATCH_ROWS = 500
 """Rows in one push: a few hundred kilobytes."""
 SHIP_SECONDS = 0.2
 """Rows gather this long before they are shipped: one call, and one object, for many."""
+QUIET_TRIES = 3
+"""Refusals in a row before they are logged: a new node has its certificate only after a moment."""
 ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS = 120.0, 30.0, 10.0
 """Limits for the gateway to answer; a gateway that hangs must not look like a silent node."""
 DIRECT = "-"
@@ -155,7 +157,7 @@ class Uplink:
             except (AwayError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.status == _TOO_LARGE:
                     batch = max(1, batch // 2)
-                if attempt == 0:
+                if attempt == QUIET_TRIES:
                     _log.warning("journal rows not taken, will repeat", error=str(error))
                 await self._clock.sleep(backoff(attempt, self._randomness))
                 attempt += 1

@@ -29,7 +29,8 @@ async def create_all(sim: Sim, keys: Iterable[str], *, size: int, wide: int) -> 
             while left:
                 if sim.clock.monotonic() - start > PATIENT:
                     raise AssertionError(f"{len(left)} keys without an answer")
-                left = [key for key in left if key not in await ask(sim, left, found)]
+                done = await ask(sim, left, found)
+                left = [key for key in left if key not in done]
                 if left:
                     await sim.clock.sleep(3.0)
 

@@ -14,18 +14,10 @@ from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
 from dsec_components.tenant import Tenant
 
-RUNTIME_KEYS = (
-    *("images", "profile", "deletion", "namespace", "region", "gateway", "controller", "agent"),
-    *(
-        "object_store",
-        "registry",
-        "log_level",
-        "presets",
-        "cluster_networks",
-        "await_ready",
-        "labels",
-    ),
+RUNTIME_KEYS = tuple(
+    key for key in PlatformArgs.__annotations__ if key in RuntimeArgs.__annotations__
 )
+"""What a platform hands on to its runtime as it is."""
 
 
 class Platform(Component):

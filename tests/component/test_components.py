@@ -210,6 +210,15 @@ def test_each_pool_has_its_agents_and_its_nodes_carry_its_labels(run: Run) -> No
     ]
 
 
+def test_a_platform_hands_its_pools_on(run: Run) -> None:
+    """The agents of a platform know their pool."""
+    made = run(lambda opts: make(Platform, "dsec", opts))
+    (agents,) = made.of("apps/v1:DaemonSet")
+    pod = plain(agents.inputs)["spec"]["template"]["spec"]
+    told = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+    assert told["DSEC_AGENT_POOL"] == "cpu"
+
+
 @pytest.mark.parametrize("other", [{}, {"node_selector": {"kind": "a"}}])
 def test_pools_that_share_a_node_are_refused(other: dict[str, Any], run: Run) -> None:
     """Two agents on one node would fight for its port."""

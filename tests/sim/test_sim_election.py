@@ -58,6 +58,18 @@ def test_a_released_office_is_free_at_once(simulate: Callable[..., None]) -> Non
     simulate(scenario)
 
 
+def test_a_restarted_pod_takes_its_own_office_back_at_once(simulate: Callable[..., None]) -> None:
+    """The same identity need not wait for itself, and gets a new epoch."""
+
+    async def scenario() -> None:
+        clock, records = LoopClock(), MemoryRecords(LoopClock())
+        assert await candidate(records, "a").acquire() == 1
+        assert await candidate(records, "a").acquire() == 2
+        assert clock.monotonic() < 1
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("verdict", ["before", "after"])
 def test_who_cannot_renew_stops_before_others_start(
     simulate: Callable[..., None], verdict: str

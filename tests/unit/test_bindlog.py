@@ -7,9 +7,17 @@ import pytest
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.journal.bindings import Binding, Row
-from dsec.journal.bindlog import RETAIN, SNAPSHOT_EVERY, BindLog, BindLogReader, FencedError
+from dsec.journal.bindlog import (
+    LOOK_AGAIN,
+    RETAIN,
+    SNAPSHOT_EVERY,
+    BindLog,
+    BindLogReader,
+    FencedError,
+    segment_key,
+)
 from dsec.world.memory import MemoryObjects
-from dsec.world.objects import ObjectStoreError
+from dsec.world.objects import NotFoundError, ObjectStoreError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -199,3 +207,21 @@ async def test_only_the_bound_copy_is_effective() -> None:
     found = log.state.key("t", "k1")
     assert found is not None
     assert found.id == f"sb-{2:026d}"
+
+
+async def test_a_reader_that_slept_through_a_trim_catches_up() -> None:
+    """The segment after its position is gone: the reader takes over a newer snapshot."""
+    objects = MemoryObjects()
+    log = await leader(objects, 1)
+    sleeper = BindLogReader(objects)
+    await sleeper.open()
+    clock: HandClock = log._clock  # type: ignore[assignment]
+    for n in range(4):
+        await log.append([binding(n)])
+        await log.compact(force=True)
+        clock.passed += RETAIN.total_seconds()
+    with pytest.raises(NotFoundError):
+        await objects.get(segment_key(sleeper.position + 1))
+    for _ in range(LOOK_AGAIN):
+        await sleeper.refresh()
+    assert state_of(sleeper) == state_of(log)

@@ -122,7 +122,8 @@ class Election:
         version = lease["metadata"]["resourceVersion"]
         if version != seen.version:
             seen.version, seen.at = version, started
-        free = not spec.get("holderIdentity")
+        # an earlier process of this very pod is dead, or this one would not run
+        free = spec.get("holderIdentity") in (None, "", self._identity)
         patience = float(spec.get("leaseDurationSeconds") or DURATION)
         if not free and started - seen.at < patience:
             return 0

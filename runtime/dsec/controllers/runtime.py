@@ -15,6 +15,8 @@ from dsec.world.clock import Clock
 from dsec.world.records import RecordConflictError, RecordsError
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 60.0
+GATHER_SECONDS = 0.1
+"""Changes seen during a run are looked at this much later: a burst becomes one more run."""
 
 log = structlog.get_logger()
 
@@ -105,7 +107,7 @@ class Queue:
             log.exception("reconcile failed", queue=self.name, key=key)
         work.running = False
         if work.again:
-            work.again, delay = False, 0.0
+            work.again, delay = False, GATHER_SECONDS
         if delay is None:
             self._work.pop(key, None)
         else:

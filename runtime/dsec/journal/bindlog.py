@@ -31,6 +31,9 @@ SNAPSHOT_EVERY = 200
 """Segments between snapshots: replay reads at most this many small objects."""
 RETAIN = timedelta(hours=48)
 """How long covered segments stay as collision marks for frozen leaders."""
+LOOK_AGAIN = 256
+"""A reader that found nothing new this often looks for a newer snapshot: the segment after its
+position may have been removed while nobody asked it to read."""
 RETRY_SECONDS = 0.2
 RETRIES = 50
 """Attempts at one append while the store does not answer: about ten seconds, then the leader
@@ -81,9 +84,15 @@ class BindLogReader:
         self.state = Bindings()
         self.position = 0
         self._reading = asyncio.Lock()
+        self._nothing_new = 0
 
     async def open(self) -> None:
         """Start from the newest snapshot and read to the end. Raises ObjectStoreError."""
+        await self._jump()
+        await self.refresh()
+
+    async def _jump(self) -> None:
+        """Take over the newest snapshot where it is ahead."""
         snapshots = await self._objects.list(SNAPSHOTS)
         if snapshots:
             number = int(snapshots[-1].key.removeprefix(SNAPSHOTS))
@@ -91,7 +100,6 @@ class BindLogReader:
                 data, _ = await self._objects.get(snapshots[-1].key)
                 self.state = Bindings.load(json.loads(zlib.decompress(data)))
                 self.position = number
-        await self.refresh()
 
     async def refresh(self) -> None:
         """Read and apply new segments. Raises ObjectStoreError."""
@@ -100,7 +108,13 @@ class BindLogReader:
                 try:
                     data, _ = await self._objects.get(segment_key(self.position + 1))
                 except NotFoundError:
-                    return
+                    position = self.position
+                    self._nothing_new += 1
+                    if self._nothing_new % LOOK_AGAIN == 0:
+                        await self._jump()
+                    if self.position == position:
+                        return
+                    continue
                 self._apply(decode(data))
 
     def _apply(self, segment: Segment) -> None:
@@ -154,6 +168,18 @@ class BindLog(BindLogReader):
             if not await self._try_append(Segment(self.epoch, self._writer, rows)):
                 raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
             self._since_snapshot += 1
+
+    async def verify(self) -> None:
+        """Prove by the log that this leader's term lasts. Raises FencedError, ObjectStoreError."""
+        async with self._writing:
+            newest = await self._objects.list(SNAPSHOTS)
+            later = bool(newest) and int(newest[-1].key.removeprefix(SNAPSHOTS)) > self.position
+            try:
+                await self._objects.get(segment_key(self.position + 1))
+            except NotFoundError:
+                if not later:
+                    return
+            raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
 
     async def compact(self, *, force: bool = False) -> None:
         """Write a snapshot where one is due, and remove segments older than RETAIN."""

@@ -35,6 +35,9 @@ from dsec.local.toolchain import ensure as ensure_tools
 READY_SECONDS = 180.0
 """How long `up` waits for all parts; on an idle machine they take a tenth of it."""
 
+LOCK_SECONDS = 300.0
+"""How long a command waits for another one on the same cluster; `up` may be building images."""
+
 _STOP_FIRST = ("kube-proxy", "kubelet")
 _CNI_PLACES = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 
@@ -52,7 +55,7 @@ def up(
     """Bring the cluster up and return its state. Raises LocalError, ToolchainError."""
     _need_root()
     state = cluster_state.ensure(name, directory)
-    with state.run.lock("command", f"another `dsec local` command works on {name}; wait for it"):
+    with state.run.lock("command", f"another `dsec local` command works on {name}", LOCK_SECONDS):
         report("programs", "running")
         programs = find_programs()
         cni = _cni_programs()
@@ -91,7 +94,7 @@ def down(name: str, directory: Path, report: Report, *, purge: bool = False) -> 
     state = cluster_state.load(name, directory)
     if state is None:
         raise LocalError(f"no local cluster {name!r} in {directory}: nothing to stop")
-    with state.run.lock("command", f"another `dsec local` command works on {name}; wait for it"):
+    with state.run.lock("command", f"another `dsec local` command works on {name}", LOCK_SECONDS):
         report("parts", "running")
         supervisor = supervisor_identity(state.run)
         if supervisor is not None:

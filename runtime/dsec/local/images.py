@@ -30,6 +30,9 @@ BUILT_BASE = "built"
 EPOCH = 1735689600
 """Time stamp of every file and image, in seconds: reproducible builds need some fixed one."""
 
+BUILD_SECONDS = 900.0
+"""How long a build waits for another one that uses the same layers."""
+
 Report = Callable[[str, str], None]
 
 _MANIFESTS = (
@@ -152,22 +155,13 @@ def _building() -> Iterator[_Work]:
     """One build at a time: they share the storage, which must leave no mount behind."""
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    lock = RunDirectory(cache)
-    deadline = time.monotonic() + 900.0
-    while True:
+    with RunDirectory(cache).lock("build", "another build is running", BUILD_SECONDS):
         try:
-            with lock.lock("build", "another build is running"):
-                try:
-                    yield _Work(cache)
-                finally:
-                    overlay = cache / "storage" / "overlay"
-                    if os.path.ismount(overlay):
-                        subprocess.run(["umount", str(overlay)], check=False)
-                return
-        except LocalError as e:
-            if "another build" not in str(e) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+            yield _Work(cache)
+        finally:
+            overlay = cache / "storage" / "overlay"
+            if os.path.ismount(overlay):
+                subprocess.run(["umount", str(overlay)], check=False)
 
 
 def _build_one(work: _Work, name: str, base: str, registry: str, tagged: str) -> None:

@@ -229,14 +229,22 @@ class RunDirectory:
         return identity is not None
 
     @contextmanager
-    def lock(self, name: str, message: str) -> Iterator[None]:
-        """Hold a lock that dies with this process. Raises LocalError with the message if taken."""
+    def lock(self, name: str, message: str, wait: float = 0.0) -> Iterator[None]:
+        """Hold a lock that dies with this process.
+
+        Raises LocalError with the message when another holds it for longer than `wait` seconds.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + wait
         with (self.root / f"{name}.lock").open("w") as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as e:
-                raise LocalError(message) from e
+            while True:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as e:
+                    if time.monotonic() >= deadline:
+                        raise LocalError(message) from e
+                    time.sleep(0.1)
             yield
 
 

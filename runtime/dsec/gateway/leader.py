@@ -1,7 +1,9 @@
 """The way to the leading controller: found by the Lease, asked again when it moved."""
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -39,6 +41,7 @@ class Leader:
     _endpoint: str = ""
     _epoch: int = 0
     _read: float | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def create(self, call: CreatesCall) -> KeyedAnswers:
         """Have a batch bound. Raises ApiError: 503 without a leader, 422 refused for good."""
@@ -60,19 +63,53 @@ class Leader:
             await client.aclose()
 
     async def _find(self) -> str:
-        now = self.clock.monotonic()
-        if self._read is None or now - self._read > LEASE_SECONDS:
+        async with self._reading:
+            now = self.clock.monotonic()
+            if self._read is None or now - self._read > LEASE_SECONDS:
+                try:
+                    lease = await self.records.get("Lease", LEASE, self.namespace)
+                except RecordNotFoundError:
+                    raise away("no controller has led yet") from None
+                except RecordsError as problem:
+                    raise away(f"the record store is away: {problem}") from problem
+                annotations = lease["metadata"].get("annotations", {})
+                self._endpoint = annotations.get(ENDPOINT_ANNOTATION, "")
+                self._epoch = int(lease.get("spec", {}).get("leaseTransitions") or 0)
+                self._read = now
+            return self._endpoint
+
+    async def _moved(self, endpoint: str) -> None:
+        """Return once the leader is elsewhere."""
+        while True:
+            await self.clock.sleep(LEASE_SECONDS)
             try:
-                lease = await self.records.get("Lease", LEASE, self.namespace)
-            except RecordNotFoundError:
-                raise away("no controller has led yet") from None
-            except RecordsError as problem:
-                raise away(f"the record store is away: {problem}") from problem
-            annotations = lease["metadata"].get("annotations", {})
-            self._endpoint = annotations.get(ENDPOINT_ANNOTATION, "")
-            self._epoch = int(lease.get("spec", {}).get("leaseTransitions") or 0)
-            self._read = now
-        return self._endpoint
+                if await self._find() != endpoint:
+                    return
+            except ApiError:
+                # without the Lease nobody else is known: the call goes on waiting
+                continue
+
+    async def _while_leading(
+        self, endpoint: str, request: Coroutine[Any, Any, httpx2.Response]
+    ) -> httpx2.Response:
+        """Wait for an answer, but not of a leader that was replaced.
+
+        A process that stands still takes calls and never answers; who waited for it to time out
+        would be served twice as late as the new leader allows.
+        """
+        asking, moving = (
+            asyncio.ensure_future(request),
+            asyncio.ensure_future(self._moved(endpoint)),
+        )
+        try:
+            await asyncio.wait({asking, moving}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise away("another controller leads now; repeat the call")
+            return asking.result()
+        finally:
+            asking.cancel()
+            moving.cancel()
+            await asyncio.gather(asking, moving, return_exceptions=True)
 
     async def _call(self, path: str, call: BaseModel, answer: type[M]) -> M:
         endpoint = await self._find()
@@ -80,13 +117,16 @@ class Leader:
         if client is None:
             client = self._clients[endpoint] = self.network.client(endpoint, timeout=CALL_SECONDS)
         try:
-            response = await client.post(
-                path,
-                content=call.model_dump_json(by_alias=True, exclude_none=True),
-                headers={
-                    "Authorization": f"Bearer {self.secret}",
-                    "Content-Type": "application/json",
-                },
+            response = await self._while_leading(
+                endpoint,
+                client.post(
+                    path,
+                    content=call.model_dump_json(by_alias=True, exclude_none=True),
+                    headers={
+                        "Authorization": f"Bearer {self.secret}",
+                        "Content-Type": "application/json",
+                    },
+                ),
             )
         except httpx2.TransportError as problem:
             self._read = None

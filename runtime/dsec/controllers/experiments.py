@@ -250,11 +250,11 @@ class Experiments:
         if status == experiment.status:
             return None
         uid, now = experiment.metadata.uid, self.parts.clock.monotonic()
-        first = experiment.status.resolved is None or status.conditions != (
-            experiment.status.conditions
-        )
+        # a verdict that turns is told at once; messages and counts can wait
+        turned = _verdicts(status) != _verdicts(experiment.status)
         early = STATUS_SECONDS - (now - self._written.get(uid, -STATUS_SECONDS))
-        if early > 0 and not first:
+        # times are floats: what is left of a span that was waited for is not exactly zero
+        if early > 0.01 and not turned:  # noqa: PLR2004 - seconds, far below the span
             return early
         key = (experiment.metadata.namespace, experiment.metadata.name)
         record = self.parts.experiments.get(key)
@@ -272,3 +272,7 @@ class Experiments:
             ended=status.ended,
         )
         return None
+
+
+def _verdicts(status: ExperimentStatus) -> set[tuple[str, str, str]]:
+    return {(one.type, one.status.value, one.reason) for one in status.conditions}

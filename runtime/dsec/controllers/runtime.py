@@ -15,6 +15,8 @@ from dsec.world.clock import Clock
 from dsec.world.records import RecordConflictError, RecordsError
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 60.0
+RESOLUTION = 1e-6
+"""Due times are sums of floats: closer than this is due, or a queue could spin at one instant."""
 GATHER_SECONDS = 0.1
 """Changes seen during a run are looked at this much later: a burst becomes one more run."""
 
@@ -85,7 +87,7 @@ class Queue:
             waiting = [(w.due, key) for key, w in self._work.items() if w.queued and not w.running]
             if waiting:
                 due, key = min(waiting)
-                if due <= now:
+                if due <= now + RESOLUTION:
                     self._work[key].running = True
                     self._work[key].queued = False
                     return key

@@ -182,6 +182,9 @@ class Experiments:
             return known
         fresh = resolve(experiment.spec, tenant=tenant, rights=rights)
         fresh.generation = generation
+        for image in fresh.images:
+            # a tag is pinned by the agents that pull it; a digest in the reference is one already
+            image.digest = image.reference.partition("@")[2]
         return fresh
 
     async def _missing(

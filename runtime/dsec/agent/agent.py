@@ -22,6 +22,7 @@ from dsec.agent.uplink import Uplink
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec, SandboxState
 from dsec.api.wire import CreateAnswer, NodeInventory, NodeState
+from dsec.journal.denials import Denials
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 from dsec.world.substrate import Chunk, ExecRequest, Started, Substrate, SubstrateError
@@ -75,6 +76,7 @@ class Agent:
         )
         self.spool = Spool(config.state_dir / "spool", self._snapshot, durable=config.durable)
         self.uplink = Uplink(config.gateway, outside.network, outside.clock, outside.randomness)
+        self._denials = Denials(outside.clock)
         self._changed = asyncio.Event()
         self._ship = asyncio.Event()
         self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
@@ -237,6 +239,14 @@ class Agent:
             live=self.core.live,
             sandboxes=statuses,
         )
+
+    def denied(self, *, user: str, method: str, path: str, why: str) -> None:
+        """Note a call that was refused for who made it: a row of the journal, as all history."""
+        unwritten = self._denials.take(user)
+        if unwritten is not None:
+            _log.warning("denied", user=user, method=method, path=path, why=why)
+            told = {"user": user, "method": method, "path": path, "why": why}
+            self._row("denied", {**told, "unwritten": unwritten})
 
     # ------------------------------------------------------------------ inside
 

@@ -33,6 +33,9 @@ STDIN_BYTES = 16 << 20
 """Input of one exec is held in memory until its command is started."""
 LONGEST_WAIT = 60.0
 CORRELATION = "x-dsec-correlation-id"
+_DENIED = 403
+_LONGEST_TOLD = 1024
+"""Characters of a caller's path in a row of the journal."""
 
 _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (StaleEpochError, 409, "stale-epoch"),
@@ -192,6 +195,8 @@ async def _answer(
         refusal = _refusal(error)
         if refusal is None:
             raise
+        if refusal.status_code == _DENIED:
+            _note_denial(request, nodes, error)
         response = refusal
     if correlation := request.headers.get(CORRELATION, ""):
         response.headers[CORRELATION] = correlation
@@ -208,6 +213,15 @@ def _node(request: Request, nodes: Nodes, roles: tuple[str, ...]) -> Node:
     if (node := nodes.get(name)) is None:
         raise ApiError(404, "not-found", f"no node {name} here")
     return node
+
+
+def _note_denial(request: Request, nodes: Nodes, error: Exception) -> None:
+    """Have the node that was called write who was denied what."""
+    peer = peer_of(request.scope)
+    if (node := nodes.get(request.path_params["node"])) is not None:
+        path = request.url.path[:_LONGEST_TOLD]
+        user = peer.name if peer else "anonymous"
+        node.agent.denied(user=user, method=request.method, path=path, why=str(error))
 
 
 def _refusal(error: Exception) -> Response | None:

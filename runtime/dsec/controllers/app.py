@@ -22,21 +22,27 @@ LARGEST_BODY = 256 << 20
 
 
 def build_app(controller: Controller, secret: str) -> Starlette:
-    """Return the application. Every call but the probes needs `Authorization: Bearer <secret>`."""
+    """Return the application. Every call but the probes needs `Authorization: Bearer <secret>`.
 
-    def granted(request: Request) -> bool:
+    Raises ValueError without a secret: an empty one would let everybody in.
+    """
+    if not secret:
+        raise ValueError("the secret between gateways and controllers is empty")
+
+    def refused(request: Request) -> Response | None:
         given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {secret}".encode())
+        if hmac.compare_digest(given.encode(), f"Bearer {secret}".encode()):
+            return None
+        why = "the internal API is for gateways"
+        source = request.client.host if request.client else ""
+        controller.denied(method=request.method, path=request.url.path, source=source, why=why)
+        return _error(403, "denied", why)
 
     async def create(request: Request) -> Response:
-        if not granted(request):
-            return _error(403, "denied", "the internal API is for gateways")
-        return await _answer(request, CreatesCall, controller.create)
+        return refused(request) or await _answer(request, CreatesCall, controller.create)
 
     async def end(request: Request) -> Response:
-        if not granted(request):
-            return _error(403, "denied", "the internal API is for gateways")
-        return await _answer(request, EndCall, controller.end)
+        return refused(request) or await _answer(request, EndCall, controller.end)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"leading": controller.leading, "epoch": controller.epoch})
@@ -54,11 +60,13 @@ def build_app(controller: Controller, secret: str) -> Starlette:
 
 async def _answer(request: Request, model: type, act: object) -> Response:
     """Read a call, act on it, and turn what is raised into an answer."""
-    body = await request.body()
-    if len(body) > LARGEST_BODY:
-        return _error(413, "too-large", f"at most {LARGEST_BODY} bytes")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_BODY:
+            return _error(413, "too-large", f"at most {LARGEST_BODY} bytes")
     try:
-        call = model.model_validate_json(body)  # type: ignore[attr-defined]
+        call = model.model_validate_json(bytes(body))  # type: ignore[attr-defined]
     except ValidationError as problem:
         return _error(422, "invalid", str(problem))
     correlation = getattr(call, "correlation_id", "")

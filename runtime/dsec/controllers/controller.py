@@ -16,7 +16,8 @@ from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.term import Term, World
 from dsec.journal.bindlog import BindLog, FencedError
-from dsec.journal.history import HistoryWriter
+from dsec.journal.denials import Denials
+from dsec.journal.history import AUDIT, HistoryWriter
 from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordsError
 
@@ -56,9 +57,42 @@ class Controller:
         self._hold = hold
         self.term: Term | None = None
         self.epoch = 0
+        self._denials = Denials(world.clock)
+        self._audit = HistoryWriter(
+            world.objects,
+            world.clock,
+            node=f"controller-{config.identity}",
+            boot_id=world.randomness.randbytes(8).hex(),
+            prefix=AUDIT,
+            region=config.region,
+        )
 
     async def run(self) -> None:
         """Stand for election and serve, for ever."""
+        auditing = asyncio.ensure_future(self._audit.run())
+        try:
+            await self._serve()
+        finally:
+            auditing.cancel()
+            await asyncio.gather(auditing, return_exceptions=True)
+
+    def denied(self, *, method: str, path: str, source: str, why: str) -> None:
+        """Note a call of somebody without the secret: in the log, and in the audit soon."""
+        unwritten = self._denials.take(source)
+        if unwritten is None:
+            return
+        log.warning("denied", method=method, path=path, source=source, why=why)
+        self._audit.add(
+            "denied",
+            user="anonymous",
+            method=method,
+            path=path,
+            source=source,
+            why=why,
+            unwritten=unwritten,
+        )
+
+    async def _serve(self) -> None:
         while True:
             try:
                 await self._serve_once()

@@ -13,7 +13,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.wire import JournalPush, JournalRow
-from dsec.gateway.calls import CORRELATION, as_error, correlation_of, read_body, read_model
+from dsec.gateway.calls import (
+    CORRELATION,
+    as_error,
+    correlation_of,
+    read_body,
+    read_model,
+    record_denial,
+)
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.gateway.registration import register
@@ -21,6 +28,7 @@ from dsec.journal.bindings import Bindings
 from dsec.journal.history import store
 from dsec.journal.inputs import input_key
 from dsec.world.objects import NotFoundError
+from dsec.world.records import User
 from dsec.world.tls import AGENT, peer_of
 
 JOURNAL_BYTES = 64 << 20
@@ -49,8 +57,8 @@ def routes(gateway: Gateway) -> list[Route]:
                 response = await handler(gateway, request)
             except Exception as problem:
                 error = as_error(problem)
-                if error.status in (401, 403):
-                    await _audit(gateway, request, str(error))
+                if error.denial:
+                    await record_denial(gateway, request, _caller(request), correlation, error)
                 elif error.status == 500:  # noqa: PLR2004 - HTTP
                     log.exception("agent call failed", path=request.url.path)
                 response = error.response(correlation)
@@ -176,13 +184,7 @@ async def _check_rows(gateway: Gateway, node: str, rows: Sequence[JournalRow]) -
             raise ApiError(403, "denied", f"{row.sandbox} is no sandbox of {node}, or not so owned")
 
 
-async def _audit(gateway: Gateway, request: Request, why: str) -> None:
+def _caller(request: Request) -> User:
+    """Return who calls, for the audit: what the certificate says."""
     peer = peer_of(request.scope)
-    gateway.audit.add(
-        "denied",
-        user=peer.name if peer else "anonymous",
-        method=request.method,
-        path=request.url.path,
-        why=why,
-    )
-    await gateway.audit.flush()
+    return User(peer.name, tuple(sorted(peer.units))) if peer else User("anonymous")

@@ -30,6 +30,8 @@ from dsec.world.records import (
 
 CORRELATION = "X-Dsec-Correlation-Id"
 LONGEST_CORRELATION = 64
+LONGEST_TOLD = 1024
+"""Of a caller's own text, in characters, in an audit row."""
 DOCUMENT_BYTES = 1 << 20
 BATCH_BYTES = 64 << 20
 INPUT_BYTES = 256 << 20
@@ -136,6 +138,8 @@ def route(gateway: Gateway, api: Api) -> Route:
             error = as_error(problem)
             if error.status == 500:  # noqa: PLR2004 - HTTP
                 log.exception("request failed", path=request.url.path)
+            if error.denial:
+                await record_denial(gateway, request, call.user, correlation, error)
             response = error.response(correlation)
         response.headers[CORRELATION] = correlation
         gateway.metrics.seconds.labels(api.path).observe(gateway.clock.monotonic() - started)
@@ -148,15 +152,12 @@ def route(gateway: Gateway, api: Api) -> Route:
 
 
 async def record(gateway: Gateway, api: Api, call: Call, status: int) -> None:
-    """Write the audit row of a call that changes something or was denied."""
-    denied = status in (401, 403)
-    if denied:
-        gateway.metrics.denied.inc()
-    if not denied and (api.verb in READS or not api.verb):
+    """Write the audit row of a call that was to change something and was not denied."""
+    if status in (401, 403) or api.verb in READS or not api.verb:
         return
     request = call.request
     gateway.audit.add(
-        "denied" if denied else "call",
+        "call",
         experiment=request.path_params.get("name", ""),
         sandbox=request.path_params.get("sandbox", ""),
         user=call.user.name,
@@ -167,6 +168,33 @@ async def record(gateway: Gateway, api: Api, call: Call, status: int) -> None:
         status=status,
         source=request.client.host if request.client else "",
         correlationId=call.correlation,
+    )
+    await gateway.audit.flush()
+
+
+async def record_denial(
+    gateway: Gateway, request: Request, user: User, correlation: str, error: ApiError
+) -> None:
+    """Write who was denied what and why; of a flood only a part, with the number of the rest."""
+    gateway.metrics.denied.inc()
+    source = request.client.host if request.client else ""
+    unwritten = gateway.denials.take(f"{user.name}@{source}")
+    if unwritten is None:
+        return
+    gateway.audit.add(
+        "denied",
+        experiment=request.path_params.get("name", "")[:LONGEST_TOLD],
+        sandbox=request.path_params.get("sandbox", "")[:LONGEST_TOLD],
+        user=user.name,
+        groups=list(user.groups),
+        method=request.method,
+        path=request.url.path[:LONGEST_TOLD],
+        project=request.path_params.get("project", "")[:LONGEST_TOLD],
+        why=str(error)[:LONGEST_TOLD],
+        status=error.status,
+        source=source,
+        correlationId=correlation,
+        unwritten=unwritten,
     )
     await gateway.audit.flush()
 

@@ -20,6 +20,7 @@ from dsec.gateway.leader import Leader
 from dsec.gateway.metrics import Metrics
 from dsec.gateway.views import Views
 from dsec.journal.bindlog import BindLogReader
+from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
 from dsec.journal.results import ResultReader
 from dsec.rules import Settings
@@ -86,6 +87,7 @@ class Gateway:
             prefix=AUDIT,
             region=config.region,
         )
+        self.denials = Denials(clock)
         self.metrics = Metrics()
         self._nodes: asyncio.Queue[Key] = asyncio.Queue()
         self.caches["SandboxNode"].listen(self._nodes.put_nowait)

@@ -26,6 +26,11 @@ class ApiError(Exception):
         self.details = list(details)
         self.retry_after = retry_after
 
+    @property
+    def denial(self) -> bool:
+        """True where the caller was kept from something: such answers are audited."""
+        return self.status in (401, 403) or self.code == "fenced"
+
     def response(self, correlation: str) -> JSONResponse:
         """Return the answer."""
         body = ErrorBody(

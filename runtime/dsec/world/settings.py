@@ -69,8 +69,11 @@ class RoleSettings:
         return path
 
     def secret(self, folder: str, key: str) -> str:
-        """Return a mounted secret as text. Raises SettingsError."""
-        return self.path(folder, key).read_text().strip()
+        """Return a mounted secret as text. Raises SettingsError, also where it is empty."""
+        path = self.path(folder, key)
+        if not (text := path.read_text().strip()):
+            raise SettingsError(f"{path}: this secret is empty")
+        return text
 
     def store(self) -> S3Config:
         """Return the object store; without mounted keys the environment's own identity is used."""

@@ -19,7 +19,7 @@ from dsec.controllers.fleet import Fleet
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
-from dsec.journal.results import write_results
+from dsec.journal.results import DIRECT, write_results
 from dsec.world.agents import NodeMemory
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore
@@ -80,8 +80,8 @@ class Collector:
             effective = state.effective(sandbox, node)
             if status.state is SandboxState.ENDED:
                 finished.append(sandbox)
-                if effective:
-                    ended.append(status)
+                if effective and binding is not None:
+                    ended.append(_owned(status, binding))
             elif effective and binding is not None:
                 dispatcher.confirm(node, [sandbox])
                 moved.append(binding)
@@ -170,6 +170,18 @@ class Collector:
     def _live(self, sandbox: str) -> bool:
         binding = self._log.state.by_id.get(sandbox)
         return binding is not None and binding.live
+
+
+def _owned(status: SandboxStatus, binding: Binding) -> SandboxStatus:
+    """Return a final status under the identity that was bound: an agent has no say in that."""
+    identity = binding.spec.identity
+    end = status.end
+    if end is not None and end.archive:
+        # readers follow it: only ever into this sandbox's own scene
+        archive = f"artifacts/{identity.project}/{identity.experiment or DIRECT}/{binding.id}/"
+        end = end.model_copy(update={"archive": archive})
+    update = {"identity": identity, "node": binding.node, "end": end}
+    return status.model_copy(update=update)
 
 
 def _experiment_of(status: SandboxStatus) -> tuple[str, str]:

@@ -125,10 +125,15 @@ class Views:
         silent = None if watch is None else watch.silent_for()
         known = None if watch is None else watch.memory.sandboxes.get(binding.id)
         if silent is None or silent > SILENT_SECONDS:
-            update = {"state": SandboxState.UNKNOWN, "message": f"node {binding.node} is silent"}
+            update: dict[str, object] = {
+                "state": SandboxState.UNKNOWN,
+                "message": f"node {binding.node} is silent",
+            }
+            update["identity"] = status.identity
             return (known or status).model_copy(update=update)
         if known is not None:
-            return known
+            # who a sandbox is was bound: an agent has no say in that
+            return known.model_copy(update={"identity": status.identity, "node": status.node})
         return status.model_copy(update={"state": SandboxState.BOUND})
 
 

@@ -203,6 +203,10 @@ class NodeWatch:
                 quiet = False
                 await self._clock.sleep(POLL_RETRY)
                 continue
+            if state.node != memory.name:
+                log.warning("another node answers", node=memory.name, answers=state.node)
+                await self._clock.sleep(POLL_WAIT)
+                continue
             quiet = True
             memory.take(state, self._clock.monotonic())
             await self._on_state(memory, state)

@@ -23,7 +23,7 @@ from dsec.agent.tls import CertificateStore
 from dsec.api import frames
 from dsec.world.http import NetworkTls
 from dsec.world.serve import Listener
-from dsec.world.tls import CONTROLLER, GATEWAY, client_context, server_context
+from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, client_context, server_context
 
 
 @dataclass
@@ -57,21 +57,28 @@ class Authority:
             .not_valid_after(now + self.life)
         )
 
-    def sign(self, csr_pem: str) -> tuple[str, str]:
-        """Sign a request as it is, names included."""
+    def sign(self, csr_pem: str, subject: x509.Name | None = None) -> tuple[str, str]:
+        """Sign a request as it is, names included, or for another subject."""
         request = x509.load_pem_x509_csr(csr_pem.encode())
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         certificate = (
-            self._builder(request.subject, request.public_key())
+            self._builder(subject or request.subject, request.public_key())
             .add_extension(names.value, critical=False)
             .sign(self.key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM).decode(), self.pem
 
     def issue(self, name: str) -> CertificateStore:
-        """Return a certificate for a process on loopback."""
+        """Return a certificate for a process on loopback; its unit is its name, or an agent's."""
         store = CertificateStore(self.directory / name, name, ["127.0.0.1"])
-        store.store(*self.sign(store.request_pem()))
+        unit = name if name in {CONTROLLER, GATEWAY} else AGENT
+        subject = x509.Name(
+            [
+                x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit),
+                x509.NameAttribute(NameOID.COMMON_NAME, name),
+            ]
+        )
+        store.store(*self.sign(store.request_pem(), subject))
         return store
 
     def network(self, name: str) -> NetworkTls:

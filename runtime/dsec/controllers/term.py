@@ -25,7 +25,7 @@ from dsec.controllers.runtime import Queue
 from dsec.controllers.specs import keyed_binding, new_id
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
-from dsec.journal.bindlog import BindLog, FencedError
+from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
 from dsec.world.agents import NodeMemory
@@ -261,9 +261,14 @@ class Term:
                 log.warning("no snapshot of the bind log", error=str(problem))
 
     async def _watch_failures(self) -> None:
-        """End the term when an agent knows a later leader, or when a watch has broken."""
-        while not self.dispatcher.stale.is_set():
+        """End the term when an agent knows a later leader, or when a watch has broken.
+
+        A taken node could claim any epoch: the bind log, where each term begins, has the last word.
+        """
+        while True:
             for failure in self.fleet.failures():
                 raise failure
+            if self.dispatcher.stale.is_set():
+                self.dispatcher.stale.clear()
+                await self.bind_log.verify()
             await self.world.clock.sleep(0.5)
-        raise FencedError("an agent has seen a later leader")

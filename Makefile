@@ -61,7 +61,7 @@ runtime/init/target/.checked: $(shell find runtime/init -name '*.rs' -not -path 
 
 check-unit:
 	$(STEP) "unit tests"
-	$(BIN)/pytest tests/unit -n 2 $(UNIT_OPTIONS)
+	$(BIN)/pytest tests/unit -n 2 -m "not soak" $(UNIT_OPTIONS)
 
 test: setup ## Everything: checks and all tiers of tests, with the time of each
 	$(BIN)/python tests/tiers.py

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TIERS = ("component", "policy", "integration", "sim", "e2e")
+TIERS = ("component", "policy", "integration", "sim", "chaos", "e2e")
 """In the order of cost; unit tests are part of `make check`."""
 
 NO_TESTS = 5

@@ -63,23 +63,13 @@ def test_a_program_submits_scales_execs_and_ends(dsec: Client) -> None:
         "command": ["/bin/sh", "-c", "echo up; sleep 1000"],
         "resources": {"cpuMilli": 100, "memoryBytes": 64 << 20, "diskBytes": 16 << 20},
     }
-    dsec.submit(
-        {
-            "apiVersion": "dsec.dev/v1alpha1",
-            "kind": "Experiment",
-            "metadata": {"name": "life"},
-            "spec": {"roles": [role]},
-        }
-    )
-    with pytest.raises(ConflictError):
-        dsec.submit(
-            {
-                "apiVersion": "dsec.dev/v1alpha1",
-                "kind": "Experiment",
-                "metadata": {"name": "life"},
-                "spec": {"roles": [role]},
-            }
-        )
+    document = {
+        "apiVersion": "dsec.dev/v1alpha1",
+        "kind": "Experiment",
+        "metadata": {"name": "life"},
+        "spec": {"roles": [role]},
+    }
+    assert dsec.submit(document)["metadata"]["name"] == "life"
     dsec.scale("life", "worker", 3)
     deadline = time.monotonic() + 60
     while dsec.get("life")["status"].get("ready") != 3:

@@ -80,6 +80,7 @@ class FakeGateway:
     fenced: set[str] = field(default_factory=set)
     registrations: list[NodeRegistration] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     clock_offset: float = 0.0
     away: bool = False
     sign: Callable[[str], tuple[str, str]] | None = None
@@ -90,6 +91,7 @@ class FakeGateway:
         return Starlette(
             routes=[
                 Route("/v1/join-tokens", self._tokens, methods=["POST"]),
+                Route("/v1/nodes/{name}", self._forget, methods=["DELETE"]),
                 Route("/agent/v1/register", self._register, methods=["POST"]),
                 Route("/agent/v1/journal", self._journal, methods=["POST"]),
                 Route("/agent/v1/artifacts/{path:path}", self._artifact, methods=["PUT"]),
@@ -99,6 +101,10 @@ class FakeGateway:
     async def _tokens(self, request: Request) -> Response:
         count = (await request.json())["count"]
         return JSONResponse({"tokens": [f"token-{number}" for number in range(count)]}, 201)
+
+    async def _forget(self, request: Request) -> Response:
+        self.forgotten.append(request.path_params["name"])
+        return JSONResponse({}, 202)
 
     async def _register(self, request: Request) -> Response:
         if self.away:

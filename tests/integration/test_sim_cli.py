@@ -81,10 +81,12 @@ async def test_add_list_remove(shell: Shell, served: Served, tmp_path: Path) -> 
         wrong = await shell.dsec("sim", "nodes", "remove", "sim-cpu-9")
         assert (wrong.code, "no such node: sim-cpu-9" in wrong.err) == (2, True)
         fewer = await shell.dsec("sim", "nodes", "remove", "--profile", "cpu", "--count", "1")
-        assert "1 nodes removed; 2 left" in fewer.err
+        assert (fewer.code, "1 nodes removed; 2 left" in fewer.err) == (0, True)
+        assert served.gateway.forgotten == ["sim-cpu-001"], "its record goes, too"
     finally:
         gone = await shell.dsec("sim", "nodes", "remove", "--all")
     assert "0 left" in gone.err
+    assert sorted(served.gateway.forgotten[1:]) == ["sim-8xa100-000", "sim-cpu-000"]
     assert not list((tmp_path / "state").rglob("parts/*.json"))
 
 

@@ -107,13 +107,14 @@ def test_users_need_rights_for_every_call(simulate: Callable[..., None]) -> None
                 ("GET", "/v1/projects/lab/sandboxes/sb-x/logs"),
                 ("GET", "/v1/nodes"),
                 ("POST", "/v1/join-tokens"),
+                ("DELETE", "/v1/nodes/n1"),
             ):
                 answer = await ann.request(method, path, headers={"X-Dsec-Correlation-Id": "abc-1"})
                 assert answer.status_code == 403, path
                 assert answer.json()["code"] == "denied"
                 assert answer.json()["correlationId"] == "abc-1"
             rows = await audited(sim)
-            assert len(rows) == 9
+            assert len(rows) == 10
             assert {row["user"] for row in rows} == {"anonymous", "ann"}
             assert "/v1/projects/lab/sandboxes/sb-x/exec" in {row["path"] for row in rows}
 
@@ -187,6 +188,10 @@ def test_a_node_joins_by_what_vouches_for_it(simulate: Callable[..., None]) -> N
             assert await join("sim", "loose") == 200
             assert await join("real", "loose", simulated=False) == 403
             assert await join("x", "other") == 403
+            gone = [(await sim.client.delete("/v1/nodes/sim")).status_code for _ in range(2)]
+            assert gone == [202, 202]
+            listed = (await sim.client.get("/v1/nodes")).json()["items"]
+            assert {one["metadata"]["name"] for one in listed} == {"a", "n1"}
             await sim.clock.sleep(120)
             assert await join("late", second) == 401
             wrong = await agent(sim, "n1").post("/agent/v1/register", json=registration("n2"))

@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from dsec.api.changes import changes
 from dsec.api.describe import describe
 from dsec.api.frames import Decoder, ExecCall, ExecEnd, FrameType, encode, encode_end
 from dsec.api.records import Experiment
@@ -131,12 +132,17 @@ class FakeGateway:
             detail = {"path": "", "value": "text", "allowed": "a mapping", "message": "no mapping"}
             return _error(422, "invalid", "the document is not valid", [detail])
         name = document["metadata"]["name"]
-        if request.query_params["mode"] == "submit" and name in self.experiments:
-            return _error(409, "conflict", f"experiment {name} exists")
+        old = self.experiments.get(name)
+        if request.query_params["mode"] == "submit" and old is not None:
+            old, name = None, f"{name}-{len(self.experiments)}"
+            document["metadata"]["name"] = name
         record = Experiment.model_validate(document).record()
         record["status"] = self._status(document["spec"]["roles"][0]["replicas"])
         if request.query_params["dryRun"] == "false":
             self.experiments[name] = record
+        if old is not None:
+            specs = (Experiment.model_validate(one).spec for one in (old, record))
+            return JSONResponse({**record, "changes": [one.wire() for one in changes(*specs)]})
         return JSONResponse(record, status_code=201)
 
     def _status(self, replicas: int) -> dict[str, Any]:

@@ -97,12 +97,18 @@ def document(tmp_path: Path) -> Path:
 
 
 def test_submit_then_apply(cli: Cli, document: Path) -> None:
-    """Both names of the verb work; a taken name is a usage error."""
-    assert cli("submit", "-f", str(document))[0] == codes.EXIT_OK
-    code, out, err = cli("submit", "-f", str(document))
-    assert (code, out) == (codes.EXIT_USAGE, "")
-    assert "experiment one exists" in err
-    assert cli("apply", "-f", str(document))[0] == codes.EXIT_OK
+    """The second submit is another experiment; apply shows field by field what it changes."""
+    assert "experiment one submitted" in cli("submit", "-f", str(document))[1]
+    assert "experiment one-1 submitted" in cli("submit", "-f", str(document))[1]
+    code, out, _ = cli("apply", "-f", str(document))
+    assert (code, out) == (codes.EXIT_OK, "experiment one applied\n  nothing changed\n")
+    edited = {**DOCUMENT, "spec": {"roles": [{"name": "worker", "replicas": 3}]}}
+    document.write_text(json.dumps(edited))
+    code, out, _ = cli("apply", "-f", str(document), "--dry-run")
+    assert out == "experiment one would be applied\n  roles[worker].replicas: 2 -> 3 (live)\n"
+    code, out, _ = cli("apply", "-f", str(document), "--output", "json")
+    told = {"path": "roles[worker].replicas", "old": 2, "new": 3, "effect": "live"}
+    assert (code, json.loads(out)["changes"]) == (codes.EXIT_OK, [told])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from dsec.api.sandbox import End
 from dsec.client import (
     AsyncClient,
     Client,
-    ConflictError,
     Context,
     DeniedError,
     InvalidError,
@@ -77,13 +76,13 @@ def test_both_clients_have_the_same_verbs() -> None:
     assert verbs(AsyncClient) == verbs(Client)
 
 
-async def test_submit_refuses_a_taken_name_and_apply_does_not(client: AsyncClient) -> None:
-    """`submit` makes a new name; `apply` upserts."""
-    assert (await client.submit(DOCUMENT))["metadata"]["name"] == "one"
-    with pytest.raises(ConflictError) as caught:
-        await client.submit(DOCUMENT)
-    assert caught.value.correlation_id == "c-1"
-    await client.apply(DOCUMENT)
+async def test_submit_makes_a_new_name_and_apply_does_not(client: AsyncClient) -> None:
+    """The same document twice is two experiments by `submit`, and one by `apply`."""
+    names = [(await client.submit(DOCUMENT))["metadata"]["name"] for _ in range(2)]
+    assert names == ["one", "one-1"]
+    again = await client.apply(DOCUMENT)
+    assert (again["metadata"]["name"], again["changes"]) == ("one", [])
+    assert len(await client.list()) == 2
 
 
 async def test_names_as_given_find_their_record(client: AsyncClient) -> None:

@@ -1,5 +1,6 @@
 """Commands that start, change and end experiments."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ def submit(
 ) -> None:
     """Submit a task document as a new experiment.
 
-    A name that exists already is refused; apply updates it.
+    Where its name is taken the new one gets a suffix; apply updates the one of that name.
     """
     with client(project) as dsec:
         record = dsec.submit(_document(file), dry_run=dry_run)
@@ -41,7 +42,10 @@ def apply(
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create an experiment from a task document, or update the one of that name."""
+    """Create an experiment from a task document, or update the one of that name.
+
+    Prints every field that changes, and whether running replicas follow.
+    """
     with client(project) as dsec:
         record = dsec.apply(_document(file), dry_run=dry_run)
     _accepted(record, "would be applied" if dry_run else "applied", output)
@@ -56,12 +60,25 @@ def _accepted(record: dict[str, Any], verb: str, output: Output) -> None:
 
     def words() -> None:
         print(f"experiment {name} {verb}")
+        for one in record.get("changes", []):
+            print(f"  {change_line(one)}")
+        if record.get("changes") == []:
+            print("  nothing changes" if "would" in verb else "  nothing changed")
         resolved = record.get("status", {}).get("resolved") or {}
         for warning in resolved.get("warnings", []):
             note(f"  warning: {warning}")
         note(f"  'dsec describe task {name}' says where it is and why")
 
     show_one(record, output, words)
+
+
+def change_line(change: dict[str, Any]) -> str:
+    """Return one changed field for people: where, from what to what, and what follows it."""
+    old, new = (
+        "(not set)" if change.get(side) is None else json.dumps(change[side], ensure_ascii=False)
+        for side in ("old", "new")
+    )
+    return f"{change['path']}: {old} -> {new} ({change.get('effect', 'live')})"
 
 
 def scale(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsec.cli.output import Column, Output, OutputOption, note, show_items
-from dsec.cli.sim_join import Given, directory, find
+from dsec.cli.sim_join import Given, directory, find, forget
 
 if TYPE_CHECKING:
     from dsec.agent.simnodes import NodeReport, SimulatedNode
@@ -90,7 +90,7 @@ def remove(
     name: NameOption = "",
     state_dir: StateOption = None,
 ) -> None:
-    """Remove nodes. What they ran is lost, as when a machine dies."""
+    """Remove nodes and their records. What they ran is lost, as when a machine dies."""
     from dsec.agent import simnodes
 
     place = directory(Given(name, state_dir))
@@ -107,9 +107,13 @@ def remove(
     ][:count]
     plan.nodes = [node for node in plan.nodes if node.name not in gone]
     simnodes.write_plan(place, plan)
-    if not plan.nodes:
+    if plan.nodes:
+        _wait_stopped(place, set(gone))
+    else:
         _run_directory(place).stop(PART)
     note(f"{len(gone)} nodes removed; {len(plan.nodes)} left")
+    # last: an agent that still runs would register again
+    forget(plan.gateway, gone)
 
 
 def new_nodes(
@@ -160,6 +164,21 @@ def _wait_registered(place: Path, names: set[str]) -> "list[NodeReport]":
             raise SimError(
                 f"{len(missing)} of {len(names)} nodes are not registered after "
                 f"{WAIT_SECONDS:.0f} s, for example {min(missing)}; they go on trying; log: {log}"
+            )
+        time.sleep(0.2)
+
+
+def _wait_stopped(place: Path, names: set[str]) -> None:
+    """Wait until the process runs these nodes no more. Raises SimError."""
+    from dsec.agent import simnodes
+
+    run, end = _run_directory(place), time.monotonic() + WAIT_SECONDS
+    while run.running(PART) is not None:
+        if not names & {report.name for report in simnodes.read_report(place)}:
+            return
+        if time.monotonic() > end:
+            raise SimError(
+                f"nodes still run after {WAIT_SECONDS:.0f} s: {', '.join(sorted(names))}"
             )
         time.sleep(0.2)
 

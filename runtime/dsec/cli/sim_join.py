@@ -6,6 +6,7 @@ one join token per node. A token file may be given instead.
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from dsec.client.context import Context
 
 LOOPBACK = "127.0.0.1"
+AT_ONCE = 8
+"""Records deleted at the same time."""
 
 
 class JoinError(Exception):
@@ -91,6 +94,34 @@ async def _tokens(context: "Context", count: int) -> list[str]:
     finally:
         await transport.close()
     return list(answer.json()["tokens"])
+
+
+def forget(gateway: str, names: Sequence[str]) -> None:
+    """Delete the records of nodes that are gone. Raises DsecError, JoinError (another server)."""
+    from dsec.client import context
+
+    known = context.load()
+    if known.server != gateway:
+        raise JoinError(
+            f"the nodes had joined {gateway}, the context's server is {known.server or 'none'}: "
+            f"their records stay until 'kubectl delete dnode' there"
+        )
+    asyncio.run(_forget(known, names))
+
+
+async def _forget(context: "Context", names: Sequence[str]) -> None:
+    from dsec.client._transport import Transport
+
+    transport, turns = Transport(context), asyncio.Semaphore(AT_ONCE)
+
+    async def one(name: str) -> None:
+        async with turns:
+            await transport.call("DELETE", f"/v1/nodes/{name}")
+
+    try:
+        await asyncio.gather(*map(one, names))
+    finally:
+        await transport.close()
 
 
 def _host(place: Path) -> str:

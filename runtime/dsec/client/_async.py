@@ -116,14 +116,17 @@ class AsyncClient:
     # experiments
 
     async def submit(self, document: Document, *, dry_run: bool = False) -> Record:
-        """Create an experiment from a document; ConflictError where the name is taken.
+        """Create a new experiment from a document; where the name is taken it gets a suffix.
 
-        Not sent again after an unknown outcome: `get` the name, or use `apply`.
+        Not sent again after an unknown outcome: look with `list`, or use `apply`.
         """
         return await self._send(document, mode="submit", dry_run=dry_run)
 
     async def apply(self, document: Document, *, dry_run: bool = False) -> Record:
-        """Create an experiment, or update the one of that name."""
+        """Create an experiment, or update the one of that name.
+
+        Of an update `changes` lists each field that differs: path, old, new, effect.
+        """
         return await self._send(document, mode="apply", dry_run=dry_run)
 
     async def _send(self, document: Document, *, mode: str, dry_run: bool) -> Record:

@@ -93,7 +93,7 @@ class Client:
             self._wait(_close(source))
 
     def submit(self, document: Document, *, dry_run: bool = False) -> Record:
-        """Create an experiment from a document; ConflictError where the name is taken."""
+        """Create a new experiment from a document; where the name is taken it gets a suffix."""
         return self._wait(self._client.submit(document, dry_run=dry_run))
 
     def apply(self, document: Document, *, dry_run: bool = False) -> Record:

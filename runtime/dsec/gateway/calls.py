@@ -116,7 +116,7 @@ class Api:
             resource=self.resource,
             subresource=self.subresource,
             namespace=params.get("project", ""),
-            name=params.get("name", params.get("sandbox", "")),
+            name=next((params[key] for key in ("name", "sandbox", "node") if key in params), ""),
         )
 
 

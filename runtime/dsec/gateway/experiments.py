@@ -8,8 +8,9 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dsec.api.base import WireModel
+from dsec.api.changes import changes
 from dsec.api.describe import describe as in_words
-from dsec.api.experiment import MAX_REPLICAS
+from dsec.api.experiment import MAX_REPLICAS, ExperimentSpec
 from dsec.api.names import dns_name
 from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxStatus
@@ -24,6 +25,11 @@ from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
 
 ATTEMPTS = 5
 """Tries of a read-modify-write before a conflict is the caller's."""
+CORRELATION_ANNOTATION = "dsec.dev/correlation-id"
+NAME_LENGTH = 63
+"""A record's name is a DNS label."""
+SUFFIX = 6
+"""Characters that tell experiments of one name apart."""
 
 
 class ScaleCall(WireModel):
@@ -34,7 +40,11 @@ class ScaleCall(WireModel):
 
 
 async def submit(call: Call) -> Response:
-    """Create an experiment from a document, or with mode=apply create or update it."""
+    """Create an experiment from a document, or with mode=apply create or update it.
+
+    A submit always makes a new experiment: where the name is taken it gets a suffix. The answer to
+    an apply has `changes`, the fields in which the document differs from the record that was there.
+    """
     mode = call.request.query_params.get("mode", "submit")
     if mode not in ("submit", "apply"):
         raise invalid("mode", mode, "submit or apply", "must be submit or apply")
@@ -51,32 +61,69 @@ async def submit(call: Call) -> Response:
     record = experiment.record()
     record.pop("status", None)
     record["metadata"]["annotations"] = {
-        "dsec.dev/correlation-id": call.correlation,
+        CORRELATION_ANNOTATION: call.correlation,
         "dsec.dev/submitted-by": call.user.name,
     }
     if call.flag("dryRun"):
         resolved = checked.resolved.model_copy(update={"warnings": checked.warnings})
         shown = {"resolved": resolved.model_dump(mode="json", by_alias=True, exclude_none=True)}
-        return JSONResponse({**record, "status": shown})
+        answer = {**record, "status": shown}
+        old = await _found(call, record["metadata"]["name"]) if mode == "apply" else None
+        if old is not None:
+            answer["changes"] = _changes(old, record)
+        return JSONResponse(answer)
     if mode == "submit":
-        return JSONResponse(await call.gateway.records.create(record), 201)
+        return await _create(call, record)
     return await _apply(call, record)
+
+
+async def _create(call: Call, record: Record) -> Response:
+    """Create a record under its name, or where that is taken under the name with a suffix.
+
+    The suffix comes from the correlation id, so that a call that is repeated because its answer was
+    lost finds what it made.
+    """
+    given, spec = record["metadata"]["name"], record["spec"]
+    for attempt in range(ATTEMPTS):
+        try:
+            return JSONResponse(await call.gateway.records.create(record), 201)
+        except RecordConflictError:
+            old = await _found(call, record["metadata"]["name"])
+        told = (old or {}).get("metadata", {}).get("annotations", {}).get(CORRELATION_ANNOTATION)
+        if old is not None and told == call.correlation and not _changes(old, {"spec": spec}):
+            return JSONResponse(old)
+        digest = hashlib.sha256(f"{call.correlation}/{attempt}".encode()).hexdigest()[:SUFFIX]
+        record["metadata"]["name"] = f"{given[: NAME_LENGTH - SUFFIX - 1]}-{digest}"
+    raise ApiError(409, "conflict", f"no free name found beside {given}; try again")
+
+
+def _changes(old: Record, new: Record) -> list[dict[str, object]]:
+    before, after = (ExperimentSpec.model_validate(one["spec"]) for one in (old, new))
+    return [one.wire() for one in changes(before, after)]
+
+
+async def _found(call: Call, name: str) -> Record | None:
+    try:
+        return await call.gateway.records.get("Experiment", name, call.project)
+    except RecordNotFoundError:
+        return None
 
 
 async def _apply(call: Call, record: Record) -> Response:
     records, name = call.gateway.records, record["metadata"]["name"]
     for attempt in range(ATTEMPTS):
-        try:
-            old = await records.get("Experiment", name, call.project)
-        except RecordNotFoundError:
+        old = await _found(call, name)
+        if old is None:
             try:
                 return JSONResponse(await records.create(record), 201)
             except RecordConflictError:
                 continue
         if old.get("spec") == record["spec"]:
-            return JSONResponse(old)
+            return JSONResponse({**old, "changes": []})
+        told = _changes(old, record)
         try:
-            return JSONResponse(await records.replace({**old, "spec": record["spec"]}))
+            written = await records.replace({**old, "spec": record["spec"]})
+            return JSONResponse({**written, "changes": told})
         except RecordConflictError:
             if attempt == ATTEMPTS - 1:
                 raise

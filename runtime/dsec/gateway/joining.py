@@ -1,4 +1,4 @@
-"""Join tokens: each admits one new node once."""
+"""How nodes come and go by their owner's word: join tokens, and the removal of a record."""
 
 from datetime import timedelta
 
@@ -29,3 +29,12 @@ async def create(call: Call) -> Response:
         for _ in range(asked.count)
     ]
     return JSONResponse({"tokens": tokens, "expires": until.isoformat()}, 201)
+
+
+async def remove(call: Call) -> Response:
+    """Forget a node that is gone for good; repeating it changes nothing.
+
+    What it ran is lost. An agent that still runs there registers again with its certificate.
+    """
+    await call.gateway.records.delete("SandboxNode", call.path("node"))
+    return JSONResponse({}, 202)

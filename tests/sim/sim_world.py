@@ -29,6 +29,7 @@ from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_contro
 from dsec.world.inprocess import Call, Fault, InProcessNetwork
 from dsec.world.memory import AccessRule, AccessTable, MemoryObjects, MemoryRecords
 from dsec.world.records import Record, RecordList, User, WatchEvent
+from dsec.world.registry import SimulatedRegistry
 from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, Peer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -194,6 +195,7 @@ class Sim:
         access = AccessTable([AccessRule((ADMIN_GROUP,))], {"user-token": User("ann")})
         self.records = MemoryRecords(self.clock, self.rng, access)
         self.objects = MemoryObjects()
+        self.registry: SimulatedRegistry | None = None
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
         self.processes: dict[str, Process] = {}
@@ -263,6 +265,7 @@ class Sim:
             self._network(name, frozenset({CONTROLLER}), gate),
             clock,
             self.rng,
+            self.registry,
         )
         config = ControllerConfig(identity=name, endpoint=f"http://{name}", exit_on_loss=True)
         controller = Controller(world, config)

@@ -22,10 +22,11 @@ from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
 from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
-from dsec.world.http import NetworkTls
+from dsec.world.http import NetworkPlain, NetworkTls
 from dsec.world.kube import connect
 from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordsError
+from dsec.world.registry import HttpRegistry
 from dsec.world.s3 import S3Objects
 from dsec.world.serve import Listener
 from dsec.world.settings import RoleSettings, SettingsError, load
@@ -81,8 +82,10 @@ async def serve(settings: RoleSettings) -> None:
     clock = SystemClock()
     records = await connect()
     objects = S3Objects(settings.store())
+    # registries are strangers: they see no certificate of ours, and theirs are the world's
+    registry = HttpRegistry.from_environment(NetworkPlain())
     controller = Controller(
-        World(records, objects, NetworkTls(context), clock, system_randomness()),
+        World(records, objects, NetworkTls(context), clock, system_randomness(), registry),
         ControllerConfig(
             identity=settings.identity,
             endpoint=f"http://{settings.address}:{settings.port('internal', INTERNAL_PORT)}",
@@ -111,6 +114,7 @@ async def serve(settings: RoleSettings) -> None:
         for listener in listeners:
             await listener.close()
         objects.close()
+        await registry.close()
         await records.close()
 
 

@@ -4,7 +4,7 @@ Steps, in order: finalizer, deletion, resolve, freeze, replicas, status. Each is
 status is written once per reconcile, and only when it says something new.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,6 +21,7 @@ from dsec.api.status import ExperimentStatus, OverrideKind, Resolved
 from dsec.api.tenant import TenantSpec
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.creates import Placer
+from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.replicas import Plan, current, desired_of, plan
@@ -30,6 +31,7 @@ from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
+from dsec.placement.refusal import Refusal
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock, Randomness
 from dsec.world.records import RecordNotFoundError, Records
@@ -60,6 +62,7 @@ class Parts:
     history: HistoryWriter
     clock: Clock
     randomness: Randomness
+    digests: Digests
 
 
 @dataclass(slots=True)
@@ -98,12 +101,16 @@ class Experiments:
         self, experiment: Experiment, resolved: Resolved, rights: TenantSpec
     ) -> float | None:
         parts, uid, now = self.parts, experiment.metadata.uid, self.parts.clock.now()
+        pinned = await parts.digests.pin(resolved)
+        resolved = pinned.resolved
         overrides = current(experiment.status.overrides, resolved.spec.roles, now)
         frozen = any(one.kind is OverrideKind.FREEZE for one in overrides)
         bindings = parts.bind_log.state.of_experiment(uid)
         plans = [
             plan(role, desired_of(role, overrides), bindings, now) for role in resolved.spec.roles
         ]
+        missing: list[Binding] = []
+        held: dict[str, tuple[Refusal, ...]] = {}
         if frozen:
             parts.placer.demand(uid, [])
             await self._stop(
@@ -113,12 +120,13 @@ class Experiments:
             for one in plans:
                 await self._stop(one.surplus, EndReason.STOPPED, "scaled down")
             missing = await self._missing(experiment, resolved, rights, plans)
-            parts.placer.demand(uid, missing)
+            held = _held(missing, pinned.missing)
+            parts.placer.demand(uid, [b for b in missing if b.id not in held])
         facts = Facts(
             plans=plans,
             bindings=bindings,
-            waiting=parts.placer.missing(uid),
-            why={b.id: parts.placer.why(b.id, uid) for b in parts.placer.missing(uid)},
+            waiting=missing,
+            why={b.id: held.get(b.id) or parts.placer.why(b.id, uid) for b in missing},
             statuses=self._statuses(bindings),
             overrides=overrides,
             frozen=frozen,
@@ -126,8 +134,7 @@ class Experiments:
         status = status_of(experiment, resolved, facts, now)
         wait = await self._write(experiment, status)
         looks = [one.next_look for one in plans if one.next_look is not None and not frozen]
-        if wait is not None:
-            looks.append(wait)
+        looks += [one for one in (wait, pinned.again) if one is not None]
         return min(looks) if looks else None
 
     # ------------------------------------------------------------------ steps
@@ -183,7 +190,7 @@ class Experiments:
         fresh = resolve(experiment.spec, tenant=tenant, rights=rights)
         fresh.generation = generation
         for image in fresh.images:
-            # a tag is pinned by the agents that pull it; a digest in the reference is one already
+            # a digest in the reference is one already; the registry is asked for the others
             image.digest = image.reference.partition("@")[2]
         return fresh
 
@@ -217,6 +224,8 @@ class Experiments:
                         heartbeat=AgentSettings().heartbeat_seconds,
                         now=experiment.metadata.creation_timestamp or self.parts.clock.now(),
                     )
+                elif (image := _image(resolved, role.name)) != known.spec.image:
+                    known.spec.image = image  # its digest is known by now
                 gang = first and role.completion is Completion.KEEP
                 known.gang = uid if gang else ""
                 known.order = len(fresh)
@@ -279,3 +288,22 @@ class Experiments:
 
 def _verdicts(status: ExperimentStatus) -> set[tuple[str, str, str]]:
     return {(one.type, one.status.value, one.reason) for one in status.conditions}
+
+
+def _image(resolved: Resolved, role: str) -> str:
+    """Return what sandboxes of a role use."""
+    return next(one.reference for one in resolved.images if one.role == role)
+
+
+def _held(
+    missing: Sequence[Binding], unknown: Mapping[str, Refusal]
+) -> dict[str, tuple[Refusal, ...]]:
+    """Return, by id, why replicas wait for an image: their own, or one of another in their gang."""
+    if not unknown:
+        return {}
+    other = next(iter(unknown.values()))
+    return {
+        binding.id: (unknown.get(binding.spec.identity.role, other),)
+        for binding in missing
+        if binding.gang or binding.spec.identity.role in unknown
+    }

@@ -17,6 +17,7 @@ from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer, KeyedAnswers, NodeState
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.creates import Placer
+from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
@@ -34,6 +35,7 @@ from dsec.world.clock import Clock, Randomness, until
 from dsec.world.network import Network
 from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import Records
+from dsec.world.registry import Registry
 
 COMPACT_SECONDS = 30.0
 STOP_SECONDS = 5.0
@@ -47,13 +49,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the control plane reaches the outside with."""
+    """What the control plane reaches the outside with; no registry: images keep their tags."""
 
     records: Records
     objects: ObjectStore
     network: Network
     clock: Clock
     randomness: Randomness
+    registry: Registry | None = None
 
 
 class Term:
@@ -107,6 +110,7 @@ class Term:
                 history,
                 clock,
                 world.randomness,
+                Digests(world.registry, clock),
             )
         )
         nodes = Nodes(

@@ -1,0 +1,171 @@
+"""Image registries: which content a tag names now.
+
+`HttpRegistry` asks real ones by the OCI distribution protocol, anonymously; `SimulatedRegistry`
+holds a table for tests and the simulator. Neither keeps answers: whoever asks often caches.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+
+from dsec.api import imageref
+from dsec.world.network import Network
+
+_OCI, _DOCKER = "application/vnd.oci.image", "application/vnd.docker.distribution.manifest"
+MANIFESTS = (
+    f"{_OCI}.index.v1+json, {_OCI}.manifest.v1+json, {_DOCKER}.list.v2+json, {_DOCKER}.v2+json"
+)
+"""Forms of manifests that nodes can use, lists of machines first: the digest must name the list."""
+SECONDS = 4.0
+"""A registry that does not answer in this time is away: experiments do not wait for it."""
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_HUB, _HUB_API = "docker.io", "registry-1.docker.io"
+
+
+class RegistryAwayError(Exception):
+    """Nothing is known: no answer, an answer that is no answer, or no right to ask."""
+
+
+class ImageUnknownError(Exception):
+    """The registry answered that it has no such image, or the reference names none."""
+
+
+class Registry(Protocol):
+    """Whoever knows what a tag names."""
+
+    async def digest(self, reference: str) -> str:
+        """Return the digest (sha256:...) of a reference, its own where it has one.
+
+        Raises ImageUnknownError, RegistryAwayError.
+        """
+        ...
+
+
+class HttpRegistry:
+    """Asks registries over HTTP. Owns its connections, one client per registry."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        default_registry: str = "",
+        plain_http: frozenset[str] = frozenset(),
+    ) -> None:
+        """`plain_http`: registries that are spoken to without TLS."""
+        self._network = network
+        self._default = default_registry
+        self._plain = plain_http
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+
+    @classmethod
+    def from_environment(
+        cls, network: Network, environ: Mapping[str, str] | None = None
+    ) -> "HttpRegistry":
+        """Use DSEC_DEFAULT_REGISTRY, and DSEC_PLAIN_HTTP_REGISTRIES (comma-separated)."""
+        environ = os.environ if environ is None else environ
+        plain = environ.get("DSEC_PLAIN_HTTP_REGISTRIES", "").split(",")
+        return cls(
+            network,
+            default_registry=environ.get("DSEC_DEFAULT_REGISTRY", ""),
+            plain_http=frozenset(name.strip() for name in plain if name.strip()),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            await client.aclose()
+
+    async def digest(self, reference: str) -> str:
+        """Return the digest of a reference. Raises ImageUnknownError, RegistryAwayError."""
+        try:
+            image = imageref.parse(reference)
+        except ValueError as problem:
+            raise ImageUnknownError(str(problem)) from None
+        if image.digest:
+            return image.digest
+        registry = image.registry or self._default
+        if not registry:
+            raise ImageUnknownError(f"{reference} names no registry, and there is no default one")
+        path = f"/v2/{image.repository}/manifests/{image.tag or 'latest'}"
+        try:
+            return await self._ask(registry, path, reference)
+        except httpx2.HTTPError as problem:
+            why = str(problem) or type(problem).__name__
+            raise RegistryAwayError(f"registry {registry} does not answer: {why}") from problem
+
+    async def _ask(self, registry: str, path: str, reference: str) -> str:
+        client = self._client(registry)
+        headers = {"Accept": MANIFESTS}
+        answer = await client.head(path, headers=headers)
+        if answer.status_code == httpx2.codes.UNAUTHORIZED:
+            token = await self._token(answer.headers.get("www-authenticate", ""))
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+                answer = await client.head(path, headers=headers)
+        if answer.status_code == httpx2.codes.NOT_FOUND:
+            raise ImageUnknownError(f"registry {registry} has no {reference}")
+        if not answer.is_success:
+            raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
+        told = str(answer.headers.get("docker-content-digest", ""))
+        if not told:
+            answer = await client.get(path, headers=headers)
+            if not answer.is_success:
+                raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
+            told = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+        try:
+            return imageref.parse(f"x@{told}").digest
+        except ValueError as problem:
+            raise RegistryAwayError(f"registry {registry} told no digest: {problem}") from None
+
+    async def _token(self, challenge: str) -> str:
+        """Return an anonymous token of the service that a challenge names; empty: none is given."""
+        kind, _, rest = challenge.partition(" ")
+        asked = dict(_CHALLENGE.findall(rest))
+        place = urlsplit(asked.get("realm", ""))
+        if kind.lower() != "bearer" or place.scheme not in {"http", "https"}:
+            return ""
+        query = {name: asked[name] for name in ("service", "scope") if name in asked}
+        client = self._client(place.netloc, scheme=place.scheme)
+        answer = await client.get(place.path or "/", params=query)
+        if not answer.is_success:
+            return ""
+        try:
+            told = answer.json()
+        except ValueError:
+            return ""
+        return str(told.get("token") or told.get("access_token") or "")
+
+    def _client(self, host: str, *, scheme: str = "") -> httpx2.AsyncClient:
+        scheme = scheme or ("http" if host in self._plain else "https")
+        url = f"{scheme}://{_HUB_API if host == _HUB else host}"
+        if url not in self._clients:
+            self._clients[url] = self._network.client(url, timeout=SECONDS)
+        return self._clients[url]
+
+
+@dataclass(slots=True)
+class SimulatedRegistry:
+    """A table of references and their digests. `away` makes it silent; `asked` counts questions."""
+
+    images: dict[str, str] = field(default_factory=dict)
+    away: bool = False
+    asked: int = 0
+
+    async def digest(self, reference: str) -> str:
+        """Return the digest of a reference. Raises ImageUnknownError, RegistryAwayError."""
+        self.asked += 1
+        if self.away:
+            raise RegistryAwayError("the simulated registry is away")
+        if "@" in reference:
+            return reference.partition("@")[2]
+        try:
+            return self.images[reference]
+        except KeyError:
+            raise ImageUnknownError(f"the simulated registry has no {reference}") from None

@@ -1,0 +1,122 @@
+"""Asking registries for digests: what is known, what is unknown, and who is away."""
+
+import hashlib
+from collections.abc import MutableMapping
+
+import pytest
+from dsec.world.inprocess import Fault, InProcessNetwork
+from dsec.world.registry import HttpRegistry, ImageUnknownError, RegistryAwayError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+BODY = b'{"schemaVersion": 2}'
+DIGEST = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
+
+
+async def manifest(request: Request) -> Response:
+    """Answer as a registry does; `silent` tells no digest, `guarded` wants a token."""
+    name = request.path_params["name"]
+    if name == "guarded" and request.headers.get("authorization") != "Bearer anonymous":
+        challenge = 'Bearer realm="https://tokens.example/get",service="hub",scope="pull"'
+        return Response(status_code=401, headers={"WWW-Authenticate": challenge})
+    if name == "broken":
+        return Response(status_code=500)
+    if name == "private":
+        return Response(status_code=403)
+    if request.path_params["tag"] not in {"1", "latest"}:
+        return JSONResponse({"errors": []}, 404)
+    assert "oci.image.index" in request.headers["accept"]
+    headers = {} if name == "silent" else {"Docker-Content-Digest": DIGEST}
+    if name == "odd":
+        headers = {"Docker-Content-Digest": "md5:no"}
+    return Response(BODY, headers=headers)
+
+
+async def token(request: Request) -> Response:
+    """Give an anonymous token."""
+    assert dict(request.query_params) == {"service": "hub", "scope": "pull"}
+    return JSONResponse({"token": "anonymous"})
+
+
+@pytest.fixture
+def routes() -> MutableMapping[str, ASGIApp]:
+    """One registry with TLS, and one without."""
+    served = Starlette(routes=[Route("/v2/{name}/manifests/{tag}", manifest, methods=["GET"])])
+    tokens = Starlette(routes=[Route("/get", token)])
+    return {
+        "https://registry.example": served,
+        "http://10.0.0.1:5000": served,
+        "https://tokens.example": tokens,
+    }
+
+
+@pytest.fixture
+def registry(routes: MutableMapping[str, ASGIApp]) -> HttpRegistry:
+    """As a controller on a local cluster sees it."""
+    environ = {
+        "DSEC_DEFAULT_REGISTRY": "10.0.0.1:5000",
+        "DSEC_PLAIN_HTTP_REGISTRIES": "10.0.0.1:5000,",
+    }
+    return HttpRegistry.from_environment(InProcessNetwork(routes), environ)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "registry.example/base:1",
+        "registry.example/base",
+        "10.0.0.1:5000/base:1",
+        "base:1",
+        "registry.example/silent:1",
+        "registry.example/guarded:1",
+        f"nowhere.example/base@{DIGEST}",
+    ],
+)
+async def test_known(registry: HttpRegistry, reference: str) -> None:
+    """A tag, no tag, the default registry, no header, a token; a digest asks nobody."""
+    assert await registry.digest(reference) == DIGEST
+    await registry.close()
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("registry.example/base:2", "has no registry.example/base:2"),
+        ("Registry.example/BASE", "repository part"),
+    ],
+)
+async def test_unknown(registry: HttpRegistry, reference: str, words: str) -> None:
+    """The registry said no, or the reference can name nothing."""
+    with pytest.raises(ImageUnknownError, match=words):
+        await registry.digest(reference)
+
+
+async def test_no_registry_is_named(routes: MutableMapping[str, ASGIApp]) -> None:
+    """Without a default registry a bare name leads nowhere."""
+    with pytest.raises(ImageUnknownError, match="no default one"):
+        await HttpRegistry(InProcessNetwork(routes)).digest("base:1")
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("nowhere.example/base:1", "registry nowhere.example does not answer"),
+        ("registry.example/broken:1", "answered 500"),
+        ("registry.example/private:1", "answered 403"),
+        ("registry.example/odd:1", "told no digest"),
+    ],
+)
+async def test_away(registry: HttpRegistry, reference: str, words: str) -> None:
+    """Nothing is known: that is no verdict about the image."""
+    with pytest.raises(RegistryAwayError, match=words):
+        await registry.digest(reference)
+
+
+async def test_a_lost_answer_is_away(routes: MutableMapping[str, ASGIApp]) -> None:
+    """Silence is no verdict, either."""
+    network = InProcessNetwork(routes, fault=lambda _: Fault.LOSE_REPLY)
+    with pytest.raises(RegistryAwayError, match="does not answer"):
+        await HttpRegistry(network).digest("registry.example/base:1")

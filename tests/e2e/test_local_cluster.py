@@ -184,6 +184,12 @@ def test_a_pod_reaches_s3_but_not_the_servers_behind_it(state: ClusterState, web
     assert _exec(state, "python3", "-c", script).strip() == "[8333]"
 
 
+def test_the_object_store_has_its_sockets_to_itself(state: ClusterState) -> None:
+    """Its servers meet at fixed names in /tmp, which therefore is one of each cluster's own."""
+    sockets = {path.name for path in (state.directory / "s3-tmp").glob("*.sock")}
+    assert {"seaweedfs-master-grpc-19333.sock", "seaweedfs-filer-grpc-18888.sock"} <= sockets
+
+
 def test_nothing_listens_beyond_loopback_and_the_bridge(state: ClusterState, web: str) -> None:
     """The host itself gets no listener; inside, each has loopback or an address of the cluster."""
     assert web
@@ -218,13 +224,25 @@ def test_up_again_changes_nothing_and_is_quick(state: ClusterState) -> None:
     assert _identities(state) == before
 
 
-def test_a_killed_part_comes_back(state: ClusterState) -> None:
-    """The supervisor restarts etcd; the API server answers again."""
-    first = state.run.running("etcd")
+@pytest.mark.parametrize("part", ["etcd", "containerd", "kubelet", "kube-apiserver"])
+def test_a_killed_part_comes_back_and_pods_do_not_notice(
+    state: ClusterState, web: str, part: str
+) -> None:
+    """The supervisor starts it again; the pod's process is the one of before."""
+    first, pods = state.run.running(part), _pod_processes(state)
     assert first is not None
     os.kill(first.pid, signal.SIGKILL)
-    eventually(lambda: state.run.running("etcd") not in {None, first})
-    eventually(lambda: cluster.node_ready(state))
+    eventually(lambda: state.run.running(part) not in {None, first})
+    eventually(lambda: cluster.node_ready(state), 60.0)
+    eventually(lambda: _served(web))
+    assert _pod_processes(state) == pods
+
+
+def _pod_processes(state: ClusterState) -> set[int]:
+    mounts = Path("/sys/fs/cgroup")
+    group = mounts / "memory" if (mounts / "memory").exists() else mounts
+    files = (group / state.cgroup.lstrip("/")).rglob("cgroup.procs")
+    return {int(pid) for file in files for pid in file.read_text().split()}
 
 
 def test_an_interrupted_up_converges(state: ClusterState) -> None:

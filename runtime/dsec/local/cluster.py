@@ -38,6 +38,7 @@ READY_SECONDS = 180.0
 LOCK_SECONDS = 300.0
 """How long a command waits for another one on the same cluster; `up` may be building images."""
 
+_DIRECTORIES = ("etcd", "registry", "s3", "s3-tmp", "kubelet", "pod-logs", "cni", "containerd")
 _STOP_FIRST = ("kube-proxy", "kubelet")
 _CNI_PLACES = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 
@@ -227,7 +228,10 @@ def bucket_client(state: ClusterState) -> Any:
 
 
 def ensure_bucket(state: ClusterState) -> None:
-    """Make the bucket of the platform. Raises LocalError when S3 does not take it."""
+    """Make the bucket of the platform and see an object through it.
+
+    After a restart the server answers before it has found its volumes again. Raises LocalError.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = bucket_client(state)
@@ -237,9 +241,13 @@ def ensure_bucket(state: ClusterState) -> None:
             existing = [b["Name"] for b in client.list_buckets()["Buckets"]]
             if cluster_state.BUCKET not in existing:
                 client.create_bucket(Bucket=cluster_state.BUCKET)
+            place = {"Bucket": cluster_state.BUCKET, "Key": "probe-of-local-up"}
+            client.put_object(**place, Body=b"ready")
+            client.get_object(**place)["Body"].read()
+            client.delete_object(**place)
         except (BotoCoreError, ClientError) as e:
             if time.monotonic() > deadline:
-                raise LocalError(f"the S3 server makes no bucket: {e}") from e
+                raise LocalError(f"the S3 server keeps no object: {e}") from e
             time.sleep(0.5)
         else:
             return
@@ -252,7 +260,7 @@ def _prepare(state: ClusterState) -> None:
         _forget_boot(state)
     cleanup.prepare_cgroup(state.cgroup)
     ensure_network(state.network)
-    for name in ("etcd", "registry", "s3", "kubelet", "pod-logs", "cni", "containerd"):
+    for name in _DIRECTORIES:
         (state.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     agent = state.agent_directory
     agent.mkdir(mode=0o700, exist_ok=True)

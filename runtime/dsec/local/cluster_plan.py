@@ -54,8 +54,13 @@ def _registry(state: ClusterState, programs: Mapping[str, Path]) -> Part:
 
 def _s3(state: ClusterState, programs: Mapping[str, Path]) -> Part:
     config = state.etc / "s3.json"
+    # its parts talk over sockets at fixed names in /tmp: each cluster gets a /tmp of its own, in a
+    # mount namespace that ends with the process
+    script = 'mount --bind "$0" /tmp && exec "$@"'
     command = (
         *state.network.enter_storage(),
+        *("unshare", "--mount", "--propagation=private", "sh", "-c", script),
+        str(state.directory / "s3-tmp"),
         str(programs["weed"]),
         "-logtostderr",
         "server",

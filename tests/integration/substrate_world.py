@@ -113,7 +113,7 @@ async def world(state: Path, images: Path, **options: object) -> AsyncIterator[W
     substrate = OciSubstrate(
         state,
         init=ensure_init(),
-        images=ImageStore(images),
+        images=ImageStore(images, local_roots=True),
         cgroup=f"/dsec-test-{os.getpid()}",
         **options,  # type: ignore[arg-type]
     )

@@ -53,7 +53,7 @@ class Node:
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dsec.agent", "--state-dir", str(self.directory)),
             *("--gateway", self.served.url, "--ca", str(self.authority.path)),
-            *("--node-name", "real", "--cgroup", self.cgroup),
+            *("--node-name", "real", "--cgroup", self.cgroup, "--local-roots"),
             env={**os.environ, "DSEC_INIT": str(ensure_init())},
         )
         await eventually(lambda: len(self.served.gateway.registrations) > before, 30)

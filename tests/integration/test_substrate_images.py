@@ -180,13 +180,14 @@ async def test_pull_errors_give_the_reason(tmp_path: Path, registry: str) -> Non
     """Missing image, wrong digest, TLS where there is none, bad and incomplete references."""
     store = ImageStore(tmp_path / "store", plain_http=frozenset({registry}))
     strict = ImageStore(tmp_path / "strict")
+    local = ImageStore(tmp_path / "local", local_roots=True)
     for where, image, said in [
         (store, f"{registry}/no/such:1", "unknown"),
         (store, f"{registry}/x@sha256:{'0' * 64}", "unknown"),
         (strict, f"{registry}/x:1", "HTTP"),
         (store, f"{registry}/UPPER:1", "lower-case"),
         (store, "noregistry:1", "names no registry"),
-        (store, "rootfs:/no/such/file.tar", "No such file"),
+        (local, "rootfs:/no/such/file.tar", "No such file"),
     ]:
         with pytest.raises(SubstrateError, match=said) as failed:
             await where.prepare(image)
@@ -237,7 +238,7 @@ async def test_an_archive_cannot_write_outside_of_its_layer(tmp_path: Path) -> N
             tar.addfile(member, io.BytesIO(b"x"))
     (tmp_path / "victim").mkdir()
     (tmp_path / "bad.tar").write_bytes(out.getvalue())
-    store = ImageStore(tmp_path / "store")
+    store = ImageStore(tmp_path / "store", local_roots=True)
     with pytest.raises(SubstrateError):
         await store.prepare(f"rootfs:{tmp_path / 'bad.tar'}")
     assert list((tmp_path / "victim").iterdir()) == []
@@ -247,7 +248,7 @@ async def test_an_archive_cannot_write_outside_of_its_layer(tmp_path: Path) -> N
 
 async def test_a_local_root_is_taken_as_it_is_now(tmp_path: Path) -> None:
     """An archive that changed is read again; a directory is used in place."""
-    store = ImageStore(tmp_path / "store")
+    store = ImageStore(tmp_path / "store", local_roots=True)
     path = tmp_path / "root.tar"
     digests = []
     for text in ("one", "second"):
@@ -260,3 +261,12 @@ async def test_a_local_root_is_taken_as_it_is_now(tmp_path: Path) -> None:
     (tmp_path / "dir" / "file").write_text("x")
     stack = await store.prepare(f"rootfs:{tmp_path / 'dir'}")
     assert (merged(stack), stack.digest) == ({"file": "x"}, "")
+
+
+async def test_a_path_of_the_node_is_no_image_unless_allowed(tmp_path: Path) -> None:
+    """A shared node never reads a path that a user names."""
+    (tmp_path / "dir").mkdir()
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(SubstrateError, match="no image here"):
+        await store.prepare(f"rootfs:{tmp_path / 'dir'}")
+    assert list(store.layers.iterdir()) == []

@@ -33,6 +33,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--init", type=Path, help="the dsec-init program")
     flags.add_argument("--registry", help="host:port for images that name none")
     flags.add_argument("--plain-http", action="append", help="a registry without TLS; repeatable")
+    flags.add_argument(
+        "--local-roots", action="store_true", default=None, help="take rootfs:PATH images"
+    )
     flags.add_argument("--cgroup", help="parent of all sandboxes' cgroups")
     flags.add_argument("--pool", help="pool that the node belongs to")
     flags.add_argument("--labels", help="labels of the node: a=b,c=d")
@@ -55,7 +58,12 @@ def substrate_of(options: argparse.Namespace, config: AgentConfig) -> Substrate:
 
     host, plain = registry_of(config)
     state = config.state_dir / "substrate"
-    images = ImageStore(state / "images", default_registry=host, plain_http=plain)
+    images = ImageStore(
+        state / "images",
+        default_registry=host,
+        plain_http=plain,
+        local_roots=config.local_roots,
+    )
     return OciSubstrate(state, cgroup=config.cgroup, init=config.init, images=images)
 
 

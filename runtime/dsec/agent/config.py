@@ -40,6 +40,10 @@ class AgentConfig(Model):
     init: Path | None = Field(default=None, description="dsec-init; default: on PATH.")
     registry: str = Field(default="", description="host:port for images without a registry.")
     plain_http: list[str] = Field(default=[], description="Registries spoken to without TLS.")
+    local_roots: bool = Field(
+        default=False,
+        description="Take rootfs:PATH images; for a machine whose users own it.",
+    )
     registry_file: Path = Field(
         default=Path("/etc/dsec/registry.json"),
         description="What the stack says about its registry ({host, tls}); may be absent.",

@@ -135,13 +135,19 @@ class ImageStore:
         *,
         default_registry: str = "",
         plain_http: frozenset[str] = frozenset(),
+        local_roots: bool = False,
     ) -> None:
-        """Use a directory. `plain_http`: registries that are spoken to without TLS."""
+        """Use a directory. `plain_http`: registries that are spoken to without TLS.
+
+        `local_roots`: take `rootfs:PATH` images. Only for a machine whose users own it: a path is
+        read with the agent's rights, so a shared node must refuse it.
+        """
         self.layers = directory / "layers"
         self._index = directory / "index"
         self._blobs = directory / "blobs"
         self._default_registry = default_registry
         self._plain_http = plain_http
+        self._local_roots = local_roots
         self._locks: dict[str, asyncio.Lock] = {}
         self._fresh_until: dict[str, float] = {}
         for path in (self.layers, self._index, self._blobs):
@@ -214,6 +220,8 @@ class ImageStore:
         return name
 
     async def _local(self, image: str) -> Stack:
+        if not self._local_roots:
+            raise ValueError("a path of the node is no image here: name an image of a registry")
         path = Path(image.removeprefix("rootfs:"))
         name = await asyncio.to_thread(self._link_directory, path)
         digest = ""  # a directory has no fixed content

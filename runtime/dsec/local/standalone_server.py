@@ -98,7 +98,7 @@ class Standalone:
 
     async def _agent(self, closing: AsyncExitStack) -> Any:
         """Start the agent; return what keeps it registered."""
-        images = ImageStore(self._state.directory / "images")
+        images = ImageStore(self._state.directory / "images", local_roots=True)
         substrate = OciSubstrate(
             self._state.directory / "sandboxes",
             cgroup=self._state.cgroup,

@@ -24,7 +24,8 @@ from dsec.local.initbin import ensure_init
 
 async def main():
     state, images, cgroup = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    substrate = OciSubstrate(state, init=ensure_init(), images=ImageStore(images, local_roots=True), cgroup=cgroup)
+    store = ImageStore(images, local_roots=True)
+    substrate = OciSubstrate(state, init=ensure_init(), images=store, cgroup=cgroup)
     here = World(substrate, base_image())
     count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
     names = [

@@ -1,14 +1,18 @@
 """The gateway's HTTP applications: the API (users and agents), the webhook, the metrics."""
 
+from collections.abc import Callable
+
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.gateway import agents, experiments, joining, proxy, sandboxes
 from dsec.gateway.admission import Webhook, admission_route
-from dsec.gateway.calls import Api, route
+from dsec.gateway.calls import CORRELATION, Api, correlation_of, route
 from dsec.gateway.core import Gateway
+from dsec.gateway.errors import ApiError
 
 PROJECT = "/v1/projects/{project}"
 EXPERIMENT = PROJECT + "/experiments/{name}"
@@ -39,6 +43,11 @@ TABLE = (
 )
 """Every call of users: method, path, handler, and the access that it needs."""
 
+_ROUTELESS = {
+    404: ("not-found", "there is nothing under this path"),
+    405: ("method", "this path does not take this method"),
+}
+
 
 def build_app(gateway: Gateway) -> Starlette:
     """Return the API for users and agents."""
@@ -55,8 +64,23 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/readyz", ready),
             *(route(gateway, api) for api in TABLE),
             *agents.routes(gateway),
-        ]
+        ],
+        exception_handlers={HTTPException: _no_route(gateway)},
     )
+
+
+def _no_route(gateway: Gateway) -> Callable[[Request, Exception], Response]:
+    """Return what answers where no route is: an error like any other."""
+
+    def answer(request: Request, problem: Exception) -> Response:
+        status = problem.status_code if isinstance(problem, HTTPException) else 404
+        correlation = correlation_of(gateway, request)
+        code, message = _ROUTELESS.get(status, ("invalid", "this call cannot be served"))
+        response = ApiError(status, code, message).response(correlation)
+        response.headers[CORRELATION] = correlation
+        return response
+
+    return answer
 
 
 def build_webhook(gateway: Gateway) -> Starlette:

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -188,9 +188,15 @@ def _records(tenant: dict[str, Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def control_plane(
-    apiserver: ApiServer, folder: Path, *, tenant: dict[str, Any] | None = None
+    apiserver: ApiServer,
+    folder: Path,
+    *,
+    tenant: dict[str, Any] | None = None,
+    kubeconfigs: Mapping[str, Path] | None = None,
 ) -> Iterator[Plane]:
     """Run a gateway and two controllers; `tenant` adds to the spec of the tenant of `lab`.
+
+    `kubeconfigs` has those of `gateway` and `controller`; without it both are administrators.
 
     Every process still in `processes` at the end is ended, frozen ones too.
     """
@@ -202,17 +208,15 @@ def control_plane(
         _secrets(folder, s3)
         ports = free_ports(7)
         plane = Plane(folder, apiserver, ports[0], s3)
-        shared = {
-            "KUBECONFIG": str(apiserver.kubeconfig),
-            "DSEC_BIND": "127.0.0.1",
-            "POD_IP": "127.0.0.1",
-        }
+        shared = {"DSEC_BIND": "127.0.0.1", "POD_IP": "127.0.0.1"}
+        who = kubeconfigs or dict.fromkeys(("gateway", "controller"), apiserver.kubeconfig)
         try:
             plane.start(
                 "gateway",
                 ["dsec.gateway"],
                 shared
                 | {
+                    "KUBECONFIG": str(who["gateway"]),
                     "POD_NAME": "gateway-0",
                     "DSEC_ROLE_CONFIG": str(folder / "etc-gateway/config.json"),
                     "DSEC_PORTS": f"api={ports[0]},webhook={ports[1]},metrics={ports[2]}",
@@ -225,6 +229,7 @@ def control_plane(
                     ["dsec.controllers"],
                     shared
                     | {
+                        "KUBECONFIG": str(who["controller"]),
                         "POD_NAME": name,
                         "DSEC_ROLE_CONFIG": str(folder / "etc-controller/config.json"),
                         "DSEC_PORTS": f"internal={ports[3 + 2 * n]},metrics={ports[4 + 2 * n]}",

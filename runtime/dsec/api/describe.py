@@ -110,8 +110,9 @@ def _asked(record: Experiment) -> Iterable[Line]:
     yield Line(name="class", text=spec.task_class.value)
     if spec.isolation_level:
         yield Line(name="isolation", text=spec.isolation_level.value)
+    pinned = {one.role: one.reference for one in resolved.images} if resolved else {}
     for role in spec.roles:
-        yield Line(name=f"role {role.name}", text=_wants(role))
+        yield Line(name=f"role {role.name}", text=_wants(role, pinned.get(role.name, role.image)))
     if spec.budget:
         currency = f" {spec.budget.currency}" if spec.budget.currency else ""
         text = f"{spec.budget.limit}{currency}, then {spec.budget.on_exceed.value}"
@@ -123,7 +124,7 @@ def _asked(record: Experiment) -> Iterable[Line]:
         yield Line(name="snapshots", text=f"{kinds} {every}".strip())
 
 
-def _wants(role: Role) -> str:
+def _wants(role: Role, image: str) -> str:
     parts = [f"{role.replicas} x "]
     if role.resources.cpu_milli:
         parts.append(f"{cpu_text(role.resources.cpu_milli)} CPU, ")
@@ -136,7 +137,7 @@ def _wants(role: Role) -> str:
         parts.append(f"{role.gpu.count} GPU{model} ({role.gpu.mode.value}){limit}, ")
     if role.max is not None:
         parts.append(f"between {role.min or 0} and {role.max}, ")
-    return f"{''.join(parts)}image {role.image or 'of the tenant'}"
+    return f"{''.join(parts)}image {image or 'of the tenant'}"
 
 
 def _roles(record: Experiment) -> Iterable[Line]:

@@ -110,13 +110,20 @@ def forget(gateway: str, names: Sequence[str]) -> None:
 
 
 async def _forget(context: "Context", names: Sequence[str]) -> None:
+    from dsec.client import NotFoundError
     from dsec.client._transport import Transport
 
     transport, turns = Transport(context), asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> None:
         async with turns:
-            await transport.call("DELETE", f"/v1/nodes/{name}")
+            try:
+                await transport.call("DELETE", f"/v1/nodes/{name}")
+            except NotFoundError:  # absent records are no error: the call itself is not known
+                raise JoinError(
+                    "the server is older than this program and keeps the records of these nodes; "
+                    "'kubectl delete dnode NAME' removes them"
+                ) from None
 
     try:
         await asyncio.gather(*map(one, names))

@@ -55,16 +55,18 @@ def demo(
 
     if standalone and cluster:
         raise typer.BadParameter("choose one of --standalone and --cluster")
+    # a standalone dsec that somebody already runs here must not be ended on the way
+    place = [] if standalone else ["--state-dir", str(steps.state_directory() / "demo")]
     times = Times()
     with steps.tools_in_background(needed=not standalone) as tools:
         if not cluster:
             with _phase("a first sandbox, without Kubernetes", times):
-                steps.dsec("up", "--standalone")
+                steps.dsec("up", "--standalone", *place)
                 _run_first()
         if not standalone:
             note(_NEXT)
             if not cluster:
-                steps.dsec("down")
+                steps.dsec("down", "--purge", *place)
             with _phase("tool chain", times):
                 tools.wait()
             with _phase("local cluster and images", times):

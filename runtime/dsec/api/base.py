@@ -16,6 +16,8 @@ class Model(BaseModel):
         extra="forbid",
         use_enum_values=False,
         ser_json_inf_nan="null",
+        # an endless number is no limit, and JSON has none
+        allow_inf_nan=False,
     )
 
     def wire(self) -> dict[str, object]:

@@ -16,8 +16,9 @@ from starlette.routing import Route
 from ulid import ULID
 
 from dsec.api.mistakes import DocumentError, mistakes_of
+from dsec.api.names import dns_name
 from dsec.gateway.core import Gateway
-from dsec.gateway.errors import ApiError, away, refused_document
+from dsec.gateway.errors import ApiError, away, invalid, refused_document
 from dsec.world.objects import ObjectStoreError
 from dsec.world.records import (
     Access,
@@ -133,6 +134,7 @@ def route(gateway: Gateway, api: Api) -> Route:
             call.user = await gateway.authoriser.user(request.headers.get("authorization", ""))
             if api.verb:
                 await gateway.authoriser.require(call.user, api.access(request))
+            _check_project(request)
             response = await api.handler(call)
         except Exception as problem:
             error = as_error(problem)
@@ -149,6 +151,13 @@ def route(gateway: Gateway, api: Api) -> Route:
         return response
 
     return Route(api.path, endpoint, methods=[api.method])
+
+
+def _check_project(request: Request) -> None:
+    """Let no path of another record hide in a project's name. Raises ApiError 422."""
+    project = request.path_params.get("project")
+    if project is not None and dns_name(project) != project:
+        raise invalid("project", project[:LONGEST_TOLD], "a DNS label", "is no name of a project")
 
 
 async def record(gateway: Gateway, api: Api, call: Call, status: int) -> None:
@@ -223,7 +232,12 @@ def as_error(problem: Exception) -> ApiError:
 def correlation_of(gateway: Gateway, request: Request) -> str:
     """Return the caller's correlation id where it is usable, else a fresh one."""
     given = request.headers.get(CORRELATION, "")
-    if given and len(given) <= LONGEST_CORRELATION and given.replace("-", "").isalnum():
+    if (
+        given
+        and len(given) <= LONGEST_CORRELATION
+        and given.isascii()
+        and given.replace("-", "").isalnum()
+    ):
         return given
     milliseconds = int(gateway.clock.now().timestamp() * 1000)
     raw = milliseconds.to_bytes(6, "big") + gateway.randomness.randbytes(10)

@@ -4,19 +4,29 @@ Nothing here goes through the gateway: what it says is what is being tested.
 """
 
 import asyncio
+import os
+import subprocess
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx2
 import pytest
-from control_plane import Plane, sandbox
+from control_plane import ADMIN, Plane, sandbox
 from dsec.agent.simnodes import read_report
-from dsec.api.sandbox import SandboxStatus
-from dsec.api.wire import JournalRow
+from dsec.api.sandbox import Resources, SandboxStatus
+from dsec.api.wire import JournalRow, KeyedAnswer, KeyedCreate
+from dsec.client import Client
+from dsec.client.context import Context
 from dsec.journal.bindings import Bindings
 from dsec.journal.bindlog import BindLogReader
 from dsec.journal.history import Question, read
+from dsec.local import cleanup
+from dsec.local.cleanup import Footprint
+from dsec.local.images_context import sandbox_root
 from dsec.world.agents import AgentClient
 from dsec.world.http import NetworkTls
 from dsec.world.s3 import S3Objects
@@ -34,6 +44,11 @@ def many(small: int, full: int) -> list[Any]:
 def say(text: str) -> None:
     """Print a figure of a run; pytest shows it with -s."""
     print(f"\n   {text}", flush=True)  # noqa: T201 - figures are what a chaos run is for
+
+
+def client_of(plane: Plane) -> Client:
+    """Return a client of the SDK, as users have it."""
+    return Client(Context(plane.server, ADMIN, str(plane.ca), "lab"))
 
 
 def each_node(plane: Plane, act: Callable[[AgentClient], Awaitable[T]]) -> dict[str, T]:
@@ -153,3 +168,54 @@ class Creators:
             known = self.found.setdefault(answer["key"], answer["id"])
             assert known == answer["id"], f"key {answer['key']} moved from {known}"
         return len(bound) == len(batch)
+
+
+def base_image() -> str:
+    """Return the sandbox base as a local image; built once for each state of its recipe."""
+
+    def run(*argv: str) -> str:
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsec" / "tests"
+    return f"rootfs:{sandbox_root(Path(__file__).resolve().parents[2], cache, run)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A node with real containers; its agent is the process `agent` of the plane."""
+
+    name: str
+    image: str
+    footprint: Footprint
+
+    def answers(self, client: Client, since: float = 0.0) -> bool:
+        """Say whether the gateway has heard its agent since a moment of the monotonic clock."""
+        ages = [n["ageSeconds"] for n in client.nodes() if n["metadata"]["name"] == self.name]
+        return ages != [] and ages[0] is not None and ages[0] < time.monotonic() - since
+
+    def sleepers(self, client: Client, count: int) -> list[KeyedAnswer]:
+        """Create sandboxes that do nothing, with the smallest limits that let them."""
+        limits = Resources(cpu_milli=20, memory_bytes=16 << 20, pids=16, disk_bytes=1 << 20)
+        return client.create_batch(
+            [
+                KeyedCreate(
+                    key=f"sleeper-{count}-{n}",
+                    image=self.image,
+                    command=["sleep", "infinity"],
+                    resources=limits,
+                )
+                for n in range(count)
+            ]
+        )
+
+    def processes(self) -> set[int]:
+        """Return every process that is in a sandbox."""
+        return set(cleanup.processes(self.footprint))
+
+    def private_kib(self, processes: set[int]) -> int:
+        """Return the memory that these processes share with nobody, in KiB."""
+        total = 0
+        for pid in processes:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+        return total

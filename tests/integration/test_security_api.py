@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from dsec.api.wire import ErrorBody
+from dsec.gateway.app import build_webhook
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.gateway.calls import CORRELATION
 from dsec.journal.denials import BURST
@@ -235,6 +236,32 @@ async def test_what_is_sent_back_is_clean(served: Served) -> None:
         status = await asyncio.wait_for(reader.readline(), 10)
         writer.close()
         assert status.split()[1][:1] == b"4", (request[:40], status)
+
+
+async def test_the_webhook_stands_whatever_comes(served: Served) -> None:
+    """Whoever reaches its port gets an answer or a refusal, and nothing is changed."""
+    listener = Listener("127.0.0.1", 0)
+    await listener.start(build_webhook(served.control.gateway))
+    forged = {"uid": "u", "kind": "Tenant", "userInfo": "root", "object": {"spec": []}}
+    evil = {"spec": {"projects": ["lab"]}, "metadata": {"name": "evil"}}
+    claim = {"uid": "u", "kind": {"kind": "Tenant"}, "object": evil}
+    async with httpx2.AsyncClient(base_url=f"http://{listener.address}", trust_env=False) as client:
+        for content, status in (
+            (b"", 400),
+            (b"[]", 400),
+            (b"\xff", 400),
+            (b"[" * 100_000, 400),
+            (b'{"request": 5}', 400),
+            (b"x" * ((4 << 20) + 1), 413),
+            (json.dumps({"request": forged}).encode(), 200),
+            (json.dumps({"request": claim}).encode(), 200),
+        ):
+            answer = await client.post("/admission", content=content)
+            assert answer.status_code == status, (content[:40], answer.text[:200])
+        assert answer.json()["response"]["allowed"] is False, "lab is a project of another tenant"
+    await listener.close()
+    async with served.client(ADMIN) as root:
+        assert len((await root.get("/v1/tenants")).json()["items"]) == 2
 
 
 async def test_a_flood_of_refusals_leaves_few_rows(served: Served) -> None:

@@ -79,7 +79,7 @@ class Webhook:
     def _judge(self, request: Mapping[str, Any]) -> Answer:
         answer = Answer()
         new, old = request.get("object"), request.get("oldObject")
-        kind = str((request.get("kind") or {}).get("kind"))
+        kind = _text(request.get("kind"), "kind")
         judges: Mapping[str, Callable[[Mapping[str, Any], Answer, Mapping[str, Any]], None]] = {
             "Experiment": self._experiment,
             "Tenant": self._tenant,
@@ -155,7 +155,7 @@ class Webhook:
     def _namespace(
         self, new: Mapping[str, Any], answer: Answer, request: Mapping[str, Any]
     ) -> None:
-        user = str((request.get("userInfo") or {}).get("username"))
+        user = _text(request.get("userInfo"), "username")
         if user in self.controllers:
             return
         before, after = _labels(request.get("oldObject")), _labels(new)
@@ -177,13 +177,16 @@ def admission_route(webhook: Webhook, path: str = "/admission") -> Route:
     """Return the route that the API server calls; 400 for what is no AdmissionReview."""
 
     async def endpoint(request: Request) -> Response:
-        body = await request.body()
-        if len(body) > MAX_BODY_BYTES:
-            return JSONResponse({"message": "the review is too large"}, status_code=413)
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                return JSONResponse({"message": "the review is too large"}, status_code=413)
         try:
             review = json.loads(body)
             answer = webhook.review(review if isinstance(review, dict) else {})
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            # whoever reaches the port may send anything
             return JSONResponse({"message": str(error)}, status_code=400)
         return JSONResponse(answer)
 
@@ -210,6 +213,12 @@ def _quota(spec: TenantSpec, answer: Answer) -> None:
 
 def _only_metadata_changed(new: Mapping[str, Any], old: Any) -> bool:
     return isinstance(old, Mapping) and new.get("spec") == old.get("spec")
+
+
+def _text(value: Any, name: str) -> str:
+    """Return a text of a mapping; empty where there is none."""
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def _labels(record: Any) -> Mapping[str, Any]:

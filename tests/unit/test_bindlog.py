@@ -225,3 +225,26 @@ async def test_a_reader_that_slept_through_a_trim_catches_up() -> None:
     for _ in range(LOOK_AGAIN):
         await sleeper.refresh()
     assert state_of(sleeper) == state_of(log)
+
+
+async def test_a_stand_by_that_waited_through_a_trim_writes_over_nothing() -> None:
+    """Its next number was removed: `begin` refuses until it has read the newest snapshot."""
+    objects = MemoryObjects()
+    waiting = BindLog(objects, HandClock(), "waiting")
+    await waiting.open()
+    log = await leader(objects, 1)
+    clock: HandClock = log._clock  # type: ignore[assignment]
+    for n in range(4):
+        await log.append([binding(n)])
+        await log.compact(force=True)
+        clock.passed += RETAIN.total_seconds()
+    await waiting.refresh()
+    assert waiting.position == 0
+    with pytest.raises(FencedError):
+        await waiting.begin(2)
+    with pytest.raises(NotFoundError):
+        await objects.get(segment_key(1))
+    await waiting.open()
+    await waiting.begin(2)
+    assert waiting.position == log.position + 1
+    assert sorted(waiting.state.by_id) == sorted(log.state.by_id)

@@ -60,6 +60,10 @@ def hold_on_thread(election: Election) -> Callable[[], Awaitable[None]]:
             log.warning("office lost, this process ends", why=str(problem))
             # nothing may be decided any more, not even what is half done
             os._exit(EXIT_LOST)
+        except BaseException:
+            # whatever it was: nobody renews now, so this process must not go on deciding
+            log.exception("the lease is not renewed any more, this process ends")
+            os._exit(EXIT_LOST)
 
     async def hold() -> None:
         stop = threading.Event()

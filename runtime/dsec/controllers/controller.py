@@ -146,8 +146,8 @@ class Controller:
     async def _serve_term(
         self, bind_log: BindLog, epoch: int, holding: "asyncio.Future[None]"
     ) -> None:
-        # what was written while this candidate waited
-        await bind_log.refresh()
+        # what was written while this candidate waited, perhaps for days: from the newest snapshot
+        await bind_log.open()
         await bind_log.begin(epoch)
         self.epoch = epoch
         history = HistoryWriter(

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from dsec.journal.bindlog import FencedError
 from dsec.world.cache import Key, first_of
 from dsec.world.clock import Clock
+from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordConflictError, RecordsError
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 60.0
@@ -24,7 +26,10 @@ log = structlog.get_logger()
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
 """Brings one record to what it asks for; idempotent. Returns seconds until the next look, or None
-when only a change needs one. Any exception is retried with backoff."""
+when only a change needs one. Any exception is retried with backoff, but one of `FATAL`: `run` of
+the queue raises that."""
+FATAL = (FencedError, ObjectStoreError)
+"""The bind log is another's, or a decision has an unknown outcome: this term must end."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class Queue:
         self._work: dict[Key, _Work] = {}
         self._wake = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
+        self._fatal: Exception | None = None
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Ask for a look at a key after a delay; an earlier due time stands."""
@@ -64,7 +70,10 @@ class Queue:
         self._wake.set()
 
     async def run(self) -> None:
-        """Serve the queue for ever; cancelling waits for nothing that was begun."""
+        """Serve the queue for ever; cancelling waits for nothing that was begun.
+
+        Raises FencedError, ObjectStoreError of a reconcile.
+        """
         try:
             while True:
                 await self._slots.acquire()
@@ -82,6 +91,8 @@ class Queue:
 
     async def _next(self) -> Key:
         while True:
+            if self._fatal is not None:
+                raise self._fatal
             self._wake.clear()
             now = self._clock.monotonic()
             waiting = [(w.due, key) for key, w in self._work.items() if w.queued and not w.running]
@@ -104,6 +115,10 @@ class Queue:
         except (RecordConflictError, RecordsError) as problem:
             delay = self._backoff(work)
             log.info("reconcile again", queue=self.name, key=key, why=str(problem))
+        except FATAL as problem:
+            self._fatal = problem
+            self._wake.set()
+            return
         except Exception:
             delay = self._backoff(work)
             log.exception("reconcile failed", queue=self.name, key=key)

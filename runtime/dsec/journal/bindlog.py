@@ -143,6 +143,9 @@ class BindLog(BindLogReader):
         async with self._writing:
             if self.state.epoch >= epoch:
                 raise FencedError(f"epoch {epoch} is over: the log is at {self.state.epoch}")
+            if await self._behind():
+                # the next number may be one that was removed: writing it would fork the log
+                raise FencedError("the log went on while this process waited")
             self.epoch = epoch
             while not await self._try_append(Segment(epoch, self._writer, [])):
                 # an earlier leader got this number; it is fenced by the next one
@@ -162,8 +165,7 @@ class BindLog(BindLogReader):
             if self._clock.monotonic() - self._last_append > RETAIN.total_seconds() / 2:
                 # the segments that would collide may be gone: prove that nobody else was here
                 await self.refresh()
-                newest = await self._objects.list(SNAPSHOTS)
-                if newest and int(newest[-1].key.removeprefix(SNAPSHOTS)) > self.position:
+                if await self._behind():
                     raise FencedError("the log went on while this process stood still")
             if not await self._try_append(Segment(self.epoch, self._writer, rows)):
                 raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
@@ -172,14 +174,18 @@ class BindLog(BindLogReader):
     async def verify(self) -> None:
         """Prove by the log that this leader's term lasts. Raises FencedError, ObjectStoreError."""
         async with self._writing:
-            newest = await self._objects.list(SNAPSHOTS)
-            later = bool(newest) and int(newest[-1].key.removeprefix(SNAPSHOTS)) > self.position
+            later = await self._behind()
             try:
                 await self._objects.get(segment_key(self.position + 1))
             except NotFoundError:
                 if not later:
                     return
             raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
+
+    async def _behind(self) -> bool:
+        """Return whether a snapshot covers segments that were not read here."""
+        newest = await self._objects.list(SNAPSHOTS)
+        return bool(newest) and int(newest[-1].key.removeprefix(SNAPSHOTS)) > self.position
 
     async def compact(self, *, force: bool = False) -> None:
         """Write a snapshot where one is due, and remove segments older than RETAIN."""

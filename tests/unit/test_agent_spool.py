@@ -186,6 +186,37 @@ async def test_a_full_disk_is_an_error_for_ever(tmp_path: Path) -> None:
             await writer.spool.commit()
 
 
+async def test_a_segment_that_cannot_be_started_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors at a rotation: the old segment goes on, and the next try succeeds."""
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 100)
+    writer = Writer(tmp_path)
+    writer.spool._limit = 1
+    writer.change("a", "x")
+    await writer.spool.commit()
+    real, failures = os.open, [OSError(24, "Too many open files")]
+
+    def flawed(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith(".jsonl") and failures:
+            raise failures.pop()
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", flawed)
+    writer.spool.rotate()
+    assert not failures
+    # a number that was given back would be this file's now
+    other = (tmp_path / "other").open("wb", buffering=0)
+    writer.change("a", "y")
+    await writer.spool.commit()
+    assert (tmp_path / "other").read_bytes() == b""
+    writer.spool.rotate()
+    assert len(segments(tmp_path)) == 2
+    other.close()
+    writer.spool.close()
+    assert [row["what"] for row in Writer(tmp_path).recovered.rows] == ["a x", "a y"]
+
+
 JSON = st.recursive(st.none() | st.text(max_size=5) | st.integers(), st.lists, max_leaves=5)
 
 

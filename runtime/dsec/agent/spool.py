@@ -10,6 +10,7 @@ snapshot line is incomplete is removed. Lost in a power failure: nothing that wa
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -19,11 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 SEGMENT_BYTES = 16 << 20
 """A new segment starts here, so a reader never holds more than this besides the snapshot."""
 ROWS_IN_MEMORY = 20_000
 """Unshipped rows kept ready; more stay on disk until these are gone (a long outage)."""
 SUFFIX = ".jsonl"
+
+_log = structlog.get_logger(__name__)
 
 Record = dict[str, Any]
 """Keys: `row` (a journal row), `put` (an entry), `forget` (ids); a head has `snapshot`."""
@@ -93,8 +98,11 @@ class Spool:
 
     # ------------------------------------------------------------------ opening
 
-    def open(self) -> Recovered:
+    def open(self, floor: int = 0) -> Recovered:
         """Read and repair what an earlier process wrote, and start a segment.
+
+        Row numbers go on after `floor`: with one that grows at each start, a log whose files were
+        lost never gives out a number a second time.
 
         The caller restores its entries before the first `append`; the head of the new segment is
         written from what was recovered. Raises SpoolError.
@@ -104,7 +112,7 @@ class Spool:
             recovered = self._recover()
         except OSError as error:
             raise SpoolError(f"{self._directory}: {error}") from error
-        self._seq = self._committed = recovered.last_seq
+        self._seq = self._committed = max(recovered.last_seq, floor)
         self._overflow = len(recovered.rows) > ROWS_IN_MEMORY
         self._rows = {int(row["seq"]): row for row in recovered.rows[:ROWS_IN_MEMORY]}
         self._start_segment(list(recovered.entries.values()))
@@ -189,6 +197,7 @@ class Spool:
                 await asyncio.to_thread(self._write, data)
             else:
                 self._write(data)
+            self._size += len(data)
             self._written, self._committed = upto, seq
         except SpoolError as error:
             self._broken = error
@@ -200,34 +209,48 @@ class Spool:
         if not data:
             return
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
-            if self._durable:
-                os.fdatasync(self._file)
+            self._write_to(self._file, data)
         except OSError as error:
             raise SpoolError(f"{self._directory}: {error}") from error
-        self._size += len(data)
+
+    def _write_to(self, descriptor: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if self._durable:
+            os.fdatasync(descriptor)
 
     def rotate(self) -> None:
-        """Start a new segment when this one is full; called between commits by the owner."""
+        """Start a new segment when this one is full; called between commits by the owner.
+
+        Where that fails the present one goes on, and the next call tries again.
+        """
         if self._size >= self._limit and not self._pending and self._flushing is None:
-            self._start_segment(self._snapshot())
+            try:
+                self._start_segment(self._snapshot())
+            except SpoolError as error:
+                _log.warning("no new segment yet", error=str(error))
 
     def _start_segment(self, entries: list[Record]) -> None:
         number = max((int(path.stem) for path in self._segments()), default=0) + 1
         path = self._directory / f"{number:020d}{SUFFIX}"
         head = encode({"snapshot": entries, "seq": self._seq})
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        fresh = -1
         try:
-            if self._file >= 0:
-                os.close(self._file)
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(path, flags, 0o600)
-            self._size = 0
-            self._write(head)
+            fresh = os.open(path, flags, 0o600)
+            self._write_to(fresh, head)
             self._sync_directory()
         except OSError as error:
+            if fresh >= 0:
+                os.close(fresh)
+                with contextlib.suppress(OSError):
+                    path.unlink()
             raise SpoolError(f"{path}: {error}") from error
+        # only now: the old descriptor's number may be another file's as soon as it is closed
+        old, self._file, self._size = self._file, fresh, len(head)
+        if old >= 0:
+            os.close(old)
         # a large snapshot must not make each following append a rotation
         self._limit = max(SEGMENT_BYTES, 4 * len(head))
         for older in self._last_rows:
@@ -257,15 +280,17 @@ class Spool:
     def shipped(self, seq: int) -> None:
         """Take note that all rows up to a number are stored elsewhere.
 
-        The cursor itself is not synced: a repeat after a crash is harmless, a loss is not.
+        The cursor itself is not synced, and may fail to be stored on a full disk: a repeat after a
+        crash is harmless, a loss is not.
         """
         self._cursor = max(self._cursor, seq)
         for number in list(itertools.takewhile(lambda n: n <= seq, self._rows)):
             del self._rows[number]
         temporary = self._directory / "shipped.new"
-        temporary.write_text(str(self._cursor))
-        temporary.replace(self._directory / "shipped")
-        self._drop_segments()
+        with contextlib.suppress(OSError):
+            temporary.write_text(str(self._cursor))
+            temporary.replace(self._directory / "shipped")
+            self._drop_segments()
 
     def close(self) -> None:
         """Close the file; what was not committed is written first."""

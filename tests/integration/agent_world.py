@@ -78,6 +78,7 @@ class FakeGateway:
     rows: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     registrations: list[NodeRegistration] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -136,6 +137,8 @@ class FakeGateway:
         body = await request.body()
         if path.split("/")[2] in self.fenced:
             return JSONResponse({"code": "fenced", "message": "superseded"}, 409)
+        if path.split("/", 3)[3] in self.refused:
+            return JSONResponse({"code": "invalid", "message": "no plain path"}, 422)
         self.artifacts[path] = body
         return Response(status_code=204)
 

@@ -1,6 +1,8 @@
 """An agent among faults: kill and restart, lost messages, stale leaders, fenced copies."""
 
+import json
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -221,8 +223,13 @@ async def test_registration_is_the_heartbeat(world: World) -> None:
     await eventually(lambda: agent.core.refusing.startswith("clock: "))
     (answer,) = await world.create(spec(1), epoch=9)
     assert (answer["accepted"], answer["reason"][:6]) == (False, "clock:")
+    # a right clock says nothing about the disk
+    agent.core.refuse("disk", "full")
     world.gateway.clock_offset = 0.1
-    await eventually(lambda: not agent.core.refusing)
+    await eventually(lambda: agent.core.refusing == "disk: full")
+    world.gateway.clock_offset = -3.0
+    await world.clock.sleep(0.2)
+    assert agent.core.refusing == "disk: full"
     task.cancel()
     await agent.close()
 
@@ -281,3 +288,117 @@ def test_settings_need_an_url(tmp_path: Path) -> None:
     """A gateway is an URL."""
     with pytest.raises(ValueError, match="URL is wanted"):
         AgentConfig(state_dir=tmp_path, gateway="gw", node_name="n")
+
+
+@pytest.mark.parametrize("error", [TimeoutError("in D state"), OSError(16, "busy")])
+async def test_a_failing_destroy_is_repeated_and_the_node_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """A process that cannot be killed yet holds up its own sandbox alone."""
+    agent = await world.start()
+    real, failures = world.substrate.destroy, [error] * 3
+
+    async def destroy(sandbox: str) -> None:
+        if sandbox == sandbox_id(1) and failures:
+            raise failures.pop()
+        await real(sandbox)
+
+    monkeypatch.setattr(world.substrate, "destroy", destroy)
+    await world.create(spec(1, 0.0))
+    await eventually(lambda: len(failures) < 3)
+    assert agent.core.refusing == ""
+    (answer,) = await world.create(spec(2, 0.0))
+    assert answer["accepted"]
+    await eventually(lambda: agent.core.live == 0, 15)
+    await eventually(lambda: world.gateway.history(sandbox_id(1)) == WHOLE)
+    await agent.close()
+
+
+async def test_a_broken_archive_is_partial(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails while a scene is read, the sandbox ends and its result is stored."""
+    agent = await world.start()
+
+    async def archive(_sandbox: str) -> AsyncIterator[tuple[str, bytes]]:
+        yield "stdout.log", b"kept"
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(world.substrate, "archive", archive)
+    await world.create(spec(1, 0.0))
+    await eventually(lambda: agent.core.live == 0)
+    (status,) = (await world.state()).sandboxes
+    assert status.end is not None
+    assert (status.end.reason, status.end.archive_partial) == ("completed", True)
+    assert {path.rsplit("/", 1)[1] for path in world.gateway.artifacts} == {
+        "stdout.log",
+        "result.json",
+    }
+    assert agent.core.refusing == ""
+    await agent.close()
+
+
+async def test_a_refused_file_leaves_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file that the gateway refuses is named in the manifest; all others are stored."""
+    agent = await world.start()
+    world.gateway.refused.add("collect/odd")
+
+    async def archive(_sandbox: str) -> AsyncIterator[tuple[str, bytes]]:
+        for name in ("stdout.log", "collect/odd", "collect/plain"):
+            yield name, b"x"
+        yield "manifest.json", b'{"files": []}'
+
+    monkeypatch.setattr(world.substrate, "archive", archive)
+    await world.create(spec(1, 0.0))
+    await eventually(lambda: agent.core.live == 0)
+    prefix = f"research-a/exp/{sandbox_id(1)}/"
+    stored = {path.removeprefix(prefix) for path in world.gateway.artifacts}
+    assert stored == {"stdout.log", "collect/plain", "manifest.json", "result.json"}
+    manifest = json.loads(world.gateway.artifacts[prefix + "manifest.json"])
+    assert [one["path"] for one in manifest["refused"]] == ["collect/odd"]
+    (status,) = (await world.state()).sandboxes
+    assert status.end is not None
+    assert (status.end.archive_partial, status.end.archive) == (True, f"artifacts/{prefix}")
+    await agent.close()
+
+
+async def test_an_ended_sandbox_that_resists_does_not_keep_the_agent_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a start, what cannot be removed yet is removed later; the node serves meanwhile."""
+    agent = await world.start()
+    await world.create(spec(1, 0.0))
+    await eventually(lambda: agent.core.live == 0)
+    await agent.close()
+    await world.substrate.create(spec(1))
+    real, failures = world.substrate.destroy, [TimeoutError("in D state")] * 2
+
+    async def destroy(sandbox: str) -> None:
+        if failures:
+            raise failures.pop()
+        await real(sandbox)
+
+    monkeypatch.setattr(world.substrate, "destroy", destroy)
+    agent = await world.start()
+    await eventually(lambda: not world.substrate._runs)
+    assert agent.core.refusing == ""
+    await agent.close()
+
+
+async def test_a_lost_state_directory_gives_out_new_row_numbers(world: World) -> None:
+    """Rows written after the loss are other rows: none of them is taken for an old one."""
+    agent = await world.start()
+    await world.create(spec(1, 0.0))
+    await eventually(lambda: "sandbox-ended" in world.gateway.history(sandbox_id(1)))
+    last = max(seq for _, _, seq in world.gateway.rows)
+    await agent.close()
+    world.directory = world.directory / "new"
+    await world.clock.sleep(1.0)
+    agent = await world.start()
+    await world.create(spec(2, 0.0))
+    await eventually(lambda: world.gateway.history(sandbox_id(2)) == WHOLE)
+    mine = [
+        key[2] for key, row in world.gateway.rows.items() if row.get("sandbox") == sandbox_id(2)
+    ]
+    assert min(mine) > last
+    await agent.close()

@@ -205,7 +205,7 @@ def test_refusals_by_agents_move_on(simulate: Callable[..., None]) -> None:
             for n in range(2):
                 await sim.add_node(f"n{n}")
             await sim.ready(nodes=2)
-            sim.agents["n0"].core.refusing = "disk: full"
+            sim.agents["n0"].core.refuse("disk", "full")
             made = await sim.client.post(
                 "/v1/projects/lab/sandboxes", json={"creates": [create(f"k{n}") for n in range(9)]}
             )

@@ -266,7 +266,7 @@ def test_capability_and_clock_refuse() -> None:
     assert core.admit(wanted, NOW).reason == (
         "capability: isolation microvm asked, this node offers container"
     )
-    core.refusing = "clock: off"
+    core.refuse("clock", "off")
     assert core.admit(spec("1"), NOW).reason == "clock: off"
 
 

@@ -14,10 +14,10 @@ import structlog
 
 from dsec.agent import rows
 from dsec.agent.config import AgentConfig
-from dsec.agent.core import Core, Entry, Stop
-from dsec.agent.life import Ground, Life
-from dsec.agent.spool import Spool
-from dsec.agent.state import NodeFiles, machine_boot_id
+from dsec.agent.core import SEQ_PER_INCARNATION, Core, Entry, Stop
+from dsec.agent.life import Ground, Life, destroy
+from dsec.agent.spool import Spool, SpoolError
+from dsec.agent.state import NodeFiles, StateError, machine_boot_id
 from dsec.agent.uplink import Uplink
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec, SandboxState
@@ -101,7 +101,7 @@ class Agent:
 
     async def start(self) -> None:
         """Recover what an earlier process left, then take over the node. Raises SpoolError."""
-        recovered = self.spool.open()
+        recovered = self.spool.open(self.core.incarnation * SEQ_PER_INCARNATION)
         for stored in recovered.entries.values():
             self.core.restore(rows.load_entry(stored))
         if recovered.damaged_lines:
@@ -114,18 +114,22 @@ class Agent:
         for sandbox_id, (spec, init) in found.items():
             await self._take_over(sandbox_id, spec, init)
         await self.spool.commit()
-        self._background = [
-            asyncio.create_task(self.uplink.ship(self.config.node_name, self.spool, self._ship)),
-            asyncio.create_task(self._keep_house()),
-        ]
-        for task in self._background:
+        for work in (
+            self.uplink.ship(self.config.node_name, self.spool, self._ship),
+            self._keep_house(),
+        ):
+            task = asyncio.create_task(work)
             task.add_done_callback(self._failed)
+            self._background.append(task)
 
     async def _take_over(self, sandbox_id: str, spec: SandboxSpec, init: Started | None) -> None:
         """Deal with what the substrate has and the spool does not."""
         entry = self.core.get(sandbox_id)
         if entry is not None and not entry.live:
-            await self.substrate.destroy(sandbox_id)
+            # a process that cannot be killed now must not keep the agent from its other sandboxes
+            destroying = asyncio.create_task(destroy(self._ground, sandbox_id))
+            destroying.add_done_callback(self._failed)
+            self._background.append(destroying)
         elif entry is None:
             entry = self.core.adopt(spec, self.clock.now())
             entry.status.address = init.address if init else None
@@ -287,10 +291,15 @@ class Agent:
         self.spool.rotate()
 
     def _failed(self, task: asyncio.Task[None]) -> None:
-        """Take no more work once something could not be recorded: a full or broken disk."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("the node takes no more work", task=task.get_name(), error=repr(error))
-            self.core.refusing = f"disk: {error}"
+        """Take no more work once something could not be recorded: a full or broken disk.
+
+        Any other error is one task's own: the node goes on.
+        """
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.error("a task of the agent failed", task=task.get_name(), error=repr(error))
+        if isinstance(error, SpoolError | StateError):
+            self.core.refuse("disk", str(error))
 
     def _heartbeat(self, sandbox_id: str, _body: dict[str, object]) -> None:
         if not self.core.heartbeat(sandbox_id, self.clock.now()):

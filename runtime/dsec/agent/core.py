@@ -97,7 +97,7 @@ class Core:
         self.inventory = inventory
         self.overcommit = overcommit
         self.epoch = epoch
-        self.refusing = ""
+        self._refusals: dict[str, str] = {}
         self.used = Usage()
         self.live = 0
         self.gpus = Gpus(inventory.devices)
@@ -115,6 +115,19 @@ class Core:
     def get(self, sandbox_id: str) -> Entry | None:
         """Return an entry, also a tombstone; None when it was never here or is forgotten."""
         return self._entries.get(sandbox_id)
+
+    @property
+    def refusing(self) -> str:
+        """Why no create is taken, as `cause: words`, the longest-standing cause first; or empty."""
+        return next((f"{cause}: {why}" for cause, why in self._refusals.items()), "")
+
+    def refuse(self, cause: str, why: str) -> None:
+        """Take no creates until this cause is lifted; others stay as they are."""
+        self._refusals[cause] = why
+
+    def lift(self, cause: str) -> None:
+        """Drop one cause. Idempotent."""
+        self._refusals.pop(cause, None)
 
     def changes(self, since: int) -> tuple[bool, list[Entry]]:
         """Return (full, entries) after a change number, oldest change first.

@@ -6,6 +6,7 @@ clean stop of the agent does: the sandbox goes on, and a later life resumes from
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,10 +26,16 @@ STOP_MARGIN = 30.0
 """Seconds past the grace until a sandbox that does not die is archived as it is."""
 RESULT_NAME = "result.json"
 """The artifact that holds a sandbox's status and end; uploaded last, so it marks a whole scene."""
+MANIFEST_NAME = "manifest.json"
+"""The artifact that lists a scene's collected files; the substrate yields it last."""
 
 _log = structlog.get_logger(__name__)
 S = SandboxState
 T = TypeVar("T")
+
+
+class _OutOfPatienceError(Exception):
+    """The gateway was away for so long that the scene is given up; names the file."""
 
 
 class _StopRequestedError(Exception):
@@ -64,6 +71,7 @@ class Life:
         self._event = asyncio.Event()
         self._stopped_at: Callable[[], float] | None = None
         self._spans: dict[SandboxState, Callable[[], float]] = {}
+        self._refused: list[dict[str, str]] = []
 
     def wake(self) -> None:
         """Look at the entry again."""
@@ -77,7 +85,7 @@ class Life:
             self._g.core.finish(self._id, self._trimmed(end), self._now())
             await self._recorded()
         archive, partial = await self._archive()
-        await self._destroy()
+        await destroy(self._g, self._id)
         self._g.core.close(self._id, self._now(), archive=archive, partial=partial)
         await self._recorded()
 
@@ -226,28 +234,37 @@ class Life:
         """
         patience = until(self._g.clock, self._g.archive_patience)
         identity = self._entry.spec.identity
-        stored = 0
+        stored, missing, self._refused = 0, False, []
         async with self._g.uploads:
             try:
                 async for name, content in self._g.substrate.archive(self._id):
-                    if not await self._upload(name, content, patience):
-                        return (archive_prefix(identity) if stored else "", True)
-                    stored += 1
-                missing = False
-            except SubstrateError as error:
-                _log.warning("archive incomplete", sandbox=self._id, error=str(error))
+                    whole = self._told(content) if name == MANIFEST_NAME else content
+                    stored += await self._upload(name, whole, patience)
+            except _OutOfPatienceError:
+                return (archive_prefix(identity) if stored else "", True)
+            except FencedError:
+                return "", False
+            except SpoolError:
+                raise
+            except Exception as error:  # noqa: BLE001 - half a scene must not keep the node busy
+                _log.warning("archive incomplete", sandbox=self._id, error=repr(error))
+                missing = True
+            try:
+                stored += await self._upload(RESULT_NAME, self._result(), patience)
+            except _OutOfPatienceError:
                 missing = True
             except FencedError:
                 return "", False
-            try:
-                taken = await self._upload(RESULT_NAME, self._result(), patience)
-            except FencedError:
-                return "", False
-        stored += taken
-        return (archive_prefix(identity) if stored else "", missing or not taken)
+        return (archive_prefix(identity) if stored else "", missing or bool(self._refused))
+
+    def _told(self, manifest: bytes) -> bytes:
+        """Return the manifest with the files that the gateway did not take: it comes last."""
+        if not self._refused:
+            return manifest
+        return json.dumps({**json.loads(manifest), "refused": self._refused}, indent=1).encode()
 
     async def _upload(self, name: str, content: bytes, patience: Callable[[], float]) -> bool:
-        """Store one file; False when it is not taken. Raises FencedError."""
+        """Store one file; False when it is refused. Raises FencedError, _OutOfPatienceError."""
         identity = self._entry.spec.identity
 
         async def put() -> None:
@@ -256,7 +273,8 @@ class Life:
             await self._g.uplink.put_artifact(identity, name, content)
 
         try:
-            return await self._g.uplink.retry(f"{self._id}/{name}", put, patience=patience)
+            if not await self._g.uplink.retry(f"{self._id}/{name}", put, patience=patience):
+                raise _OutOfPatienceError(name)
         except FencedError as error:
             message = "a newer incarnation of this replica exists"
             if self._g.core.request_stop(self._id, Stop(EndReason.FENCED, message), self._now()):
@@ -265,7 +283,9 @@ class Life:
             raise
         except RefusedError as error:
             _log.warning("artifact refused", sandbox=self._id, name=name, error=str(error))
+            self._refused.append({"path": name, "why": str(error)})
             return False
+        return True
 
     def _result(self) -> bytes:
         entry = self._entry
@@ -274,18 +294,6 @@ class Life:
             .model_dump_json(by_alias=True, exclude_none=True)
             .encode()
         )
-
-    async def _destroy(self) -> None:
-        attempt = 0
-        while True:
-            try:
-                await self._g.substrate.destroy(self._id)
-            except SubstrateError as error:
-                _log.error("destroy failed, will repeat", sandbox=self._id, error=str(error))
-                await self._g.clock.sleep(backoff(attempt, self._g.randomness))
-                attempt += 1
-            else:
-                return
 
     # ------------------------------------------------------------------ small parts
 
@@ -323,6 +331,23 @@ class Life:
         if len(end.stdout) <= keep and len(end.stderr) <= keep:
             return end
         return end.model_copy(update={"stdout": end.stdout[-keep:], "stderr": end.stderr[-keep:]})
+
+
+async def destroy(ground: Ground, sandbox_id: str) -> None:
+    """Remove a sandbox from the node; repeats for as long as that fails.
+
+    A process in an uninterruptible wait cannot be killed until the kernel lets go of it.
+    """
+    attempt = 0
+    while True:
+        try:
+            await ground.substrate.destroy(sandbox_id)
+        except (SubstrateError, OSError, RuntimeError) as error:
+            _log.error("destroy failed, will repeat", sandbox=sandbox_id, error=repr(error))
+            await ground.clock.sleep(backoff(attempt, ground.randomness))
+            attempt += 1
+        else:
+            return
 
 
 def _typed(reason: str) -> EndReason:

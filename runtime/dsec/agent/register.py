@@ -133,8 +133,8 @@ class Registrar:
         """Take no work while the clock is off by more than the limit, the way there excepted."""
         core = self._agent.core
         if abs(offset) - round_trip > CLOCK_LIMIT:
-            core.refusing = (
-                f"clock: this node's clock is off by {offset:.1f} s, {CLOCK_LIMIT} s is allowed"
+            core.refuse(
+                "clock", f"this node's clock is off by {offset:.1f} s, {CLOCK_LIMIT} s is allowed"
             )
-        elif core.refusing.startswith("clock:"):
-            core.refusing = ""
+        else:
+            core.lift("clock")

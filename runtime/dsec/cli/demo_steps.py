@@ -1,5 +1,6 @@
 """The steps of the demo that are more than one call: the tool chain, and `pulumi up`."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -137,8 +138,11 @@ def pulumi_up() -> None:
         _run(["pulumi", *arguments, *plain], environment, tree)
 
     with _kept(tree / "stacks" / f"Pulumi.{STACK}.yaml"):
+        if _cluster_is_another():
+            pulumi("stack", "rm", STACK, "--yes", "--force", "--preserve-config")
         pulumi("stack", "select", "--create", STACK)
         pulumi("up", "--stack", STACK, "--yes", "--skip-preview", *_PACK)
+        _remember_cluster()
         found = outputs(environment, tree)
     authority = context.path().with_name("local-ca.pem")
     authority.parent.mkdir(parents=True, exist_ok=True)
@@ -151,6 +155,28 @@ def pulumi_up() -> None:
             project=found["project"],
         )
     )
+
+
+def _cluster() -> tuple[Path, str]:
+    """Return the file that names the cluster of the last `up`, and the name of today's.
+
+    Each cluster is made with keys of its own, so these name it.
+    """
+    from dsec.local import cluster_state
+
+    made = cluster_state.default_root() / STACK / "cluster.json"
+    return state_directory() / "pulumi-cluster", hashlib.sha256(made.read_bytes()).hexdigest()
+
+
+def _cluster_is_another() -> bool:
+    """Say whether Pulumi's state speaks of a cluster that was purged since: it is of no use."""
+    note_file, now = _cluster()
+    return note_file.exists() and note_file.read_text() != now
+
+
+def _remember_cluster() -> None:
+    note_file, now = _cluster()
+    note_file.write_text(now)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ It keeps experiments and creates in memory, completes every replica at once, and
 lose answers: `lose` holds how many of the next answers to a path are cut after they took effect.
 """
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
@@ -65,6 +66,9 @@ class FakeGateway:
         self.creates_seen: list[str] = []
         self.lose: Counter[str] = Counter()
         self.busy = 0
+        self.endless = False  # nothing ends
+        self.made = asyncio.Event()  # an experiment is there
+        self.refuse = False  # no document is valid
         self.ends: dict[int, End] = {}
         self.silent_keys: Counter[str] = Counter()
         self.exec_calls: list[tuple[ExecCall, bytes]] = []
@@ -129,7 +133,14 @@ class FakeGateway:
         try:
             document = json.loads(await request.body())
         except ValueError:
-            detail = {"path": "", "value": "text", "allowed": "a mapping", "message": "no mapping"}
+            document = None
+        if self.refuse or document is None:
+            detail: dict[str, object] = {
+                "path": "",
+                "value": "text",
+                "allowed": "a mapping",
+                "message": "no mapping",
+            }
             return _error(422, "invalid", "the document is not valid", [detail])
         name = document["metadata"]["name"]
         old = self.experiments.get(name)
@@ -140,12 +151,15 @@ class FakeGateway:
         record["status"] = self._status(document["spec"]["roles"][0]["replicas"])
         if request.query_params["dryRun"] == "false":
             self.experiments[name] = record
+            self.made.set()
         if old is not None:
             specs = (Experiment.model_validate(one).spec for one in (old, record))
             return JSONResponse({**record, "changes": [one.wire() for one in changes(*specs)]})
         return JSONResponse(record, status_code=201)
 
     def _status(self, replicas: int) -> dict[str, Any]:
+        if self.endless:
+            return {"desired": replicas, "roles": [{"name": "worker", "desired": replicas}]}
         counts = Counter(self._end(i).reason.value for i in range(replicas))
         return {
             "conditions": [{"type": "Completed", "status": "True", "reason": "AllEnded"}],

@@ -1,6 +1,9 @@
 """What the SDK promises: typed errors, keys, safe repeats, no success without an end."""
 
+import asyncio
 import inspect
+import signal
+import threading
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -18,9 +21,10 @@ from dsec.client import (
     TruncatedStreamError,
     UnknownOutcomeError,
     UnreachableError,
+    WaitTimeoutError,
     errors,
 )
-from dsec.client.batch import in_order
+from dsec.client.batch import Progress, in_order
 from dsec.client.errors import DsecError
 
 
@@ -174,6 +178,63 @@ async def test_run_returns_results_in_order(client: AsyncClient, gateway: FakeGa
     ]
     assert b'{"n": 1}\n[2]\n3\n' in gateway.inputs.values()
     assert gateway.experiments == {}
+
+
+async def test_a_cancelled_run_leaves_nothing(client: AsyncClient, gateway: FakeGateway) -> None:
+    """No sandbox goes on for a caller that is gone, unless that was asked for."""
+    gateway.endless = True
+    for keep, left in ((False, set()), (True, {"mine"})):
+        gateway.made.clear()
+        call = client.run(image="base", command=["true"], count=1, name="mine", keep=keep)
+        task = asyncio.create_task(call)
+        await gateway.made.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert set(gateway.experiments) == left
+
+
+async def test_a_run_out_of_time_leaves_nothing(client: AsyncClient, gateway: FakeGateway) -> None:
+    """And where it must stay, the error says how to end it."""
+    gateway.endless = True
+    short = {"image": "base", "command": ["true"], "count": 1, "timeout_seconds": 0.1}
+    with pytest.raises(WaitTimeoutError):
+        await client.run(**short)  # type: ignore[arg-type]  # one type for all
+    assert gateway.experiments == {}
+    with pytest.raises(WaitTimeoutError) as caught:
+        await client.run(**short, name="mine", keep=True)  # type: ignore[arg-type]  # same
+    assert set(gateway.experiments) == {"mine"}
+    assert caught.value.__notes__ == ["it goes on; to end it: dsec delete mine"]
+
+
+async def test_a_refused_run_removes_nothing_of_others(
+    client: AsyncClient, gateway: FakeGateway
+) -> None:
+    """An experiment of that name was there before, and the server takes no change."""
+    await client.apply(DOCUMENT)
+    gateway.refuse = True
+    with pytest.raises(InvalidError):
+        await client.run(image="base", command=["true"], count=1, name="one")
+    assert set(gateway.experiments) == {"one"}
+
+
+def test_an_interrupted_program_leaves_nothing(gateway: FakeGateway) -> None:
+    """Ctrl-C in the main thread: the client's own thread removes what runs before it goes on."""
+    gateway.endless = True
+    seen: list[Progress] = []
+    main = threading.get_ident()
+
+    def interrupt(progress: Progress) -> None:
+        if not seen:
+            signal.pthread_kill(main, signal.SIGINT)
+        seen.append(progress)
+
+    context = Context(server="http://gateway", api_key=KEY)
+    with Client(context, inner=Breaking(gateway)) as dsec:
+        with pytest.raises(KeyboardInterrupt):
+            dsec.run(image="base", command=["true"], count=1, on_progress=interrupt)
+        assert seen
+        assert gateway.experiments == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,12 +51,13 @@ def run(
     Example: dsec run --count 500 --image base --map tasks.jsonl -- python3 -c "print(1)"
     """
     from dsec.cli.progress import shown
-    from dsec.client.batch import passed
+    from dsec.client.batch import passed, run_name
 
     items = None if map_file is None else read_items(map_file)
     variables = parse_env(env or [])
     start = time.monotonic()
-    with client(project) as dsec, shown(name or "run") as report:
+    called = name or run_name()
+    with client(project) as dsec, shown(name or "run") as report, _kept(called, keep=keep):
         results = dsec.run(
             image=image,
             command=command,
@@ -66,7 +69,7 @@ def run(
             disk=disk,
             env=variables,
             max_run_seconds=max_run_seconds,
-            name=name,
+            name=called,
             timeout_seconds=timeout,
             keep=keep,
             on_progress=report,
@@ -83,6 +86,17 @@ def run(
         dump(report_of(results, good, seconds), output)
     if good != len(results):
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _kept(name: str, *, keep: bool) -> Iterator[None]:
+    """Say what an interrupt leaves behind where that was asked for."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if keep:
+            note(f"experiment {name} is kept and goes on; to end it: dsec delete {name}")
+        raise
 
 
 def report_of(results: list[Any], good: int, seconds: float) -> dict[str, Any]:
@@ -115,7 +129,8 @@ def read_items(file: Path) -> list[str]:
     from dsec.client import InvalidError
 
     text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.strip()]
+    # only a line feed ends a line: JSON texts may hold the other breaks that Python knows
+    lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
     wrong = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -17,6 +17,8 @@ def explain(error: Exception) -> int:
         if isinstance(error, errors.UnknownOutcomeError) and error.keys:
             shown = ", ".join(error.keys[:3])
             print(f"  ask again with the same key: {shown}", file=sys.stderr)
+        for said in getattr(error, "__notes__", ()):
+            print(f"  {said}", file=sys.stderr)
         if error.correlation_id:
             print(f"  correlation id: {error.correlation_id}", file=sys.stderr)
         return code_of(error)

@@ -44,6 +44,7 @@ from dsec.client.batch import (
     item_lines,
     progress_of,
     refused,
+    run_name,
 )
 from dsec.client.context import Context, load
 from dsec.client.errors import (
@@ -75,6 +76,8 @@ T = TypeVar("T", bound=WireModel)
 
 POLL_SECONDS = 0.5
 """Between two looks at an experiment; a state is at most this much older than the server's."""
+LEAVE_SECONDS = 8.0
+"""How long a failed batch may take to remove what it made."""
 
 
 class AsyncClient:
@@ -172,6 +175,10 @@ class AsyncClient:
         """Ask for the end of an experiment: collect, archive, destroy, in that order."""
         await self._transport.call("DELETE", self._experiment(name))
 
+    async def _delete_if_there(self, name: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            await self.delete(name)
+
     async def wait(
         self,
         name: str,
@@ -235,12 +242,15 @@ class AsyncClient:
 
         With `items`, sandbox i finds item i, as one line of JSON, in the file named by
         $DSEC_ITEM_FILE, and the count is that of the items. Each sandbox runs once; one that
-        fails is a result, not an error. Without an image, the tenant's default is used. The
-        experiment is removed at the end unless `keep`.
+        fails is a result, not an error. Without an image, the tenant's default is used.
+
+        The experiment is removed unless `keep`: at the end, and also when the time is over, the
+        call is cancelled or it can never run, so that no sandbox goes on for nobody. Where it
+        stays after an error, a note of the error names it.
         """
         lines = None if items is None else item_lines(items)
         batch = Batch(
-            name=name or f"run-{new_id()}",
+            name=name or run_name(),
             image=image,
             command=list(command),
             count=count,
@@ -253,13 +263,33 @@ class AsyncClient:
             max_run_seconds=max_run_seconds,
         ).checked()
         digest = None if lines is None else await self.put_input(b"\n".join(lines) + b"\n")
-        record = await self.apply(experiment_of(batch, digest))
-        name = str(record["metadata"]["name"])
-        await self.wait(name, timeout_seconds=timeout_seconds, on_progress=on_progress)
-        found = in_order([status async for status in self.results(name)], batch.size)
+        name, made = dns_name(batch.name), False
+        try:
+            await self.apply(experiment_of(batch, digest))
+            made = True
+            await self.wait(name, timeout_seconds=timeout_seconds, on_progress=on_progress)
+        except (asyncio.CancelledError, Exception) as error:
+            # of a name that was refused, the experiment is not of this call
+            if made or isinstance(error, asyncio.CancelledError | UnknownOutcomeError):
+                await self._leave(name, error, keep=keep)
+            raise
+        try:
+            found = in_order([status async for status in self.results(name)], batch.size)
+        except DsecError as error:
+            error.add_note(f"its results are still there: dsec results {name}")
+            raise
         if not keep:
             await self.delete(name)
         return found
+
+    async def _leave(self, name: str, error: BaseException, *, keep: bool) -> None:
+        """Remove what a failed `run` made, or say that it is still there."""
+        if not keep:
+            with contextlib.suppress(DsecError, TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._delete_if_there(name)
+                return
+        error.add_note(f"it goes on; to end it: dsec delete {name}")
 
     async def put_input(self, content: bytes) -> str:
         """Upload the items of a batch; return their SHA-256. Repeating it changes nothing."""

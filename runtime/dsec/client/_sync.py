@@ -17,6 +17,7 @@ from dsec.api.frames import Frame
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.wire import KeyedAnswer
 from dsec.client._async import (
+    LEAVE_SECONDS,
     Answers,
     AsyncClient,
     Creates,
@@ -77,11 +78,21 @@ class Client:
         self._loop.close()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        left = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await call
+            finally:
+                left.set()
+
+        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
+            # on its way out a call removes what it made; a second interrupt does not wait
+            left.wait(LEAVE_SECONDS)
             raise
 
     def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:

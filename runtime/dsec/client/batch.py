@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from ulid import ULID
 
 from dsec.api.experiment import MAX_REPLICAS
 from dsec.api.frames import ExecEnd
@@ -22,6 +23,11 @@ from dsec.client.errors import InvalidError, ServerError, UnknownOutcomeError
 
 ROLE = "worker"
 """The single role of a batch."""
+
+
+def run_name() -> str:
+    """Return a fresh name for a batch that was given none."""
+    return f"run-{str(ULID()).lower()}"
 
 
 @dataclass(frozen=True, slots=True)

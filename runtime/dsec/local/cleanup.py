@@ -8,6 +8,7 @@ in its cgroups, every mount below its directory, its namespaces, its interface, 
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -94,11 +95,16 @@ def mounts(directory: Path) -> list[str]:
     """Return the mount points below a directory, in the order of mounting."""
     below = f"{directory}/"
     points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4].encode().decode("unicode_escape")
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")[:-1]:
+        point = _plain(line.split(" ")[4])
         if point.startswith(below):
             points.append(point)
     return points
+
+
+def _plain(field: str) -> str:
+    r"""Return a path of a kernel's list of mounts: it writes odd characters as `\040`, no more."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
 def _loops(directory: Path) -> list[str]:

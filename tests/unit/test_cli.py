@@ -205,6 +205,18 @@ def test_run_maps_lines_and_reports(cli: Cli, gateway: FakeGateway, tmp_path: Pa
     assert list(gateway.inputs.values()) == [b'{"n": 1}\n{"n": 2}\n']
 
 
+def test_only_line_feeds_end_a_line_of_a_map(
+    cli: Cli, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    """JSON text may hold U+2028 and U+0085 as they are."""
+    file = tmp_path / "items.jsonl"
+    lines = ['"a\u2028b"', '"c\u0085d"', '{"n": 3}']
+    file.write_bytes("\r\n".join(lines).encode())
+    code, _, _ = cli("run", "--map", str(file), "--", "true")
+    assert code == codes.EXIT_OK
+    assert list(gateway.inputs.values()) == ["".join(f"{one}\n" for one in lines).encode()]
+
+
 def test_a_bad_line_of_a_map_is_named(cli: Cli, tmp_path: Path) -> None:
     """Before anything is sent."""
     file = tmp_path / "items.jsonl"

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from dsec.agent import ends, ocispec, rings, rootfs, streams
 from dsec.agent.cgroups import SandboxCgroups, detect
 from dsec.agent.images import ImageStore, Stack
@@ -25,6 +27,7 @@ from dsec.api.sandbox import End, Evidence, SandboxSpec
 from dsec.api.wire import NodeInventory
 from dsec.world.substrate import Chunk, ExecRequest, Started, SubstrateError
 
+_log = structlog.get_logger(__name__)
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READY_SECONDS = 20.0
 _TAIL_IN_END = 64 << 10
@@ -144,6 +147,9 @@ class OciSubstrate:
         except (OSError, LinkClosedError, TimeoutError) as error:
             why = last_line(live.record.home / "launch.log") or str(error)
             raise RuntimeError(f"init does not answer: {why}") from error
+        if live.link.ready.get("registered"):
+            # an agent that was killed between a heartbeat and its commit has not stored it
+            self.on_heartbeat(sandbox, {})
 
     def _started(self, live: _Live) -> Started:
         return Started(pid=live.pid, evidence=self._evidence(live))
@@ -310,7 +316,11 @@ class OciSubstrate:
             record = self.launcher.record(sandbox)
             spec = record.spec()
             if spec is None or not record.get("created.json"):
-                await self.launcher.erase(sandbox)
+                try:
+                    await self.launcher.erase(sandbox)
+                except OSError as error:
+                    # nobody waits for it: the next start of the agent tries again
+                    _log.warning("half-made sandbox stays", sandbox=sandbox, error=repr(error))
                 continue
             live = _Live(spec, record, self.images.known(spec.image), 0)
             live.paused = bool(record.get("paused.json").get("paused"))

@@ -1,12 +1,13 @@
 """The parts of the container substrate that need no kernel: rings, ends, environment, archive."""
 
+import asyncio
 import json
 import os
 import struct
 from pathlib import Path
 
 import pytest
-from dsec.agent import ends, ocispec, rings, rootfs
+from dsec.agent import ends, initlink, ocispec, rings, rootfs
 from dsec.agent.archive import Scene
 from dsec.agent.images import Stack, check_machine, elf_machine
 from dsec.agent.records import Record, start_time
@@ -235,3 +236,22 @@ def test_a_reused_process_id_is_not_taken_for_init(tmp_path: Path) -> None:
     (tmp_path / "created.json").write_text('{"pid": 1')
     assert record.get("created.json") == {}
     assert start_time(2**22 + 1) is None
+
+
+async def test_a_frame_past_the_limit_closes_the_link(tmp_path: Path) -> None:
+    """A length that init never sends is the end of the connection, not of the agent's memory."""
+    ready = struct.pack(">BII", initlink.READY, 0, 2) + b"{}"
+    endless = struct.pack(">BII", initlink.STDOUT, 1, initlink.MOST_PAYLOAD + 1)
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(ready + endless)
+        await writer.drain()
+
+    listener = initlink.bind_listener(tmp_path, "s")
+    server = await asyncio.start_unix_server(answer, sock=listener)
+    link = await initlink.InitLink.connect(tmp_path, "s", lambda _: None)
+    await asyncio.wait_for(link.closed.wait(), 5)
+    with pytest.raises(initlink.LinkClosedError):
+        await link.end
+    await link.close()
+    server.close()

@@ -13,10 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
+_log = structlog.get_logger(__name__)
 START, EXEC, KILL, STOP, ARM = 1, 2, 3, 4, 5
 READY, STDOUT, STDERR, EXIT, HEARTBEAT, END, NOTE = 16, 17, 18, 19, 20, 21, 22
 _HEADER = struct.Struct(">BII")
 _MAX_BUFFERED = 16 << 20
+MOST_PAYLOAD = 64 << 20
+"""Bytes of one frame, as on the Rust side: a guest that took init over cannot fill the agent."""
 
 
 class LinkClosedError(Exception):
@@ -99,6 +104,9 @@ class InitLink:
         except (OSError, asyncio.IncompleteReadError) as error:
             writer.close()
             raise LinkClosedError("init closed the connection") from error
+        except LinkClosedError:
+            writer.close()
+            raise
         if kind != READY:
             writer.close()
             raise LinkClosedError(f"init began with frame kind {kind}")
@@ -108,6 +116,8 @@ class InitLink:
 
     async def _frame(self) -> tuple[int, int, bytes]:
         kind, command, length = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+        if length > MOST_PAYLOAD:
+            raise LinkClosedError(f"init sent a frame of {length} bytes; {MOST_PAYLOAD} is allowed")
         return kind, command, await self._reader.readexactly(length)
 
     async def _read(self) -> None:
@@ -117,6 +127,8 @@ class InitLink:
                 await self._dispatch(kind, command, payload)
         except (OSError, asyncio.IncompleteReadError, json.JSONDecodeError):
             pass
+        except LinkClosedError as error:
+            _log.warning("link to init closed", error=str(error))
         finally:
             self.closed.set()
             self._news.set()

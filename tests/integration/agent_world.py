@@ -79,6 +79,8 @@ class FakeGateway:
     artifacts: dict[str, bytes] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+    refused_rows: dict[str, int] = field(default_factory=dict)
+    stranger: bool = False
     registrations: list[NodeRegistration] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -126,6 +128,10 @@ class FakeGateway:
         if self.away:
             return Response(status_code=503)
         push = JournalPush.model_validate_json(await request.body())
+        refused = [403] if self.stranger else []
+        refused += [self.refused_rows.get(f"{row.kind} {row.sandbox}", 0) for row in push.rows]
+        if status := max(refused, default=0):
+            return JSONResponse({"code": "invalid", "message": "not taken"}, status)
         for row in push.rows:
             self.rows.setdefault((row.node, row.boot_id, row.seq), row.wire())
         return Response(status_code=204)

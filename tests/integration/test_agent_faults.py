@@ -9,6 +9,7 @@ import pytest
 from agent_world import World, eventually, sandbox_id, spec
 from dsec.agent.config import AgentConfig
 from dsec.agent.register import Registrar
+from dsec.agent.spool import decode
 from dsec.agent.uplink import AwayError
 from dsec.world.inprocess import Call, Fault
 from test_agent_life import STOPPED, WHOLE
@@ -401,4 +402,35 @@ async def test_a_lost_state_directory_gives_out_new_row_numbers(world: World) ->
         key[2] for key, row in world.gateway.rows.items() if row.get("sandbox") == sandbox_id(2)
     ]
     assert min(mine) > last
+    await agent.close()
+
+
+@pytest.mark.parametrize("status", [403, 413, 422])
+async def test_a_refused_row_is_set_aside_and_the_others_are_shipped(
+    world: World, status: int
+) -> None:
+    """One row that the gateway never takes costs that row alone; it is kept in a side file."""
+    world.gateway.refused_rows[f"sandbox-creating {sandbox_id(3)}"] = status
+    agent = await world.start()
+    await world.create(*(spec(number, 0.0) for number in range(6)))
+    without = [kind for kind in WHOLE if kind != "sandbox-creating"]
+    for number in range(6):
+        wanted = without if number == 3 else WHOLE
+        await eventually(lambda n=number, w=wanted: world.gateway.history(sandbox_id(n)) == w, 15)
+    (line,) = (world.directory / "spool" / "refused.lines").read_bytes().splitlines()
+    kept = decode(line)
+    assert kept is not None
+    assert (kept["row"]["sandbox"], kept["row"]["kind"]) == (sandbox_id(3), "sandbox-creating")
+    await agent.close()
+
+
+async def test_a_node_that_is_not_known_yet_loses_no_row(world: World) -> None:
+    """Refused for who it is, the node repeats: nothing is set aside."""
+    world.gateway.stranger = True
+    agent = await world.start()
+    await world.create(spec(1, 0.0))
+    await world.clock.sleep(1.0)
+    assert not (world.directory / "spool" / "refused.lines").exists()
+    world.gateway.stranger = False
+    await eventually(lambda: world.gateway.history(sandbox_id(1)) == WHOLE)
     await agent.close()

@@ -27,6 +27,8 @@ SEGMENT_BYTES = 16 << 20
 ROWS_IN_MEMORY = 20_000
 """Unshipped rows kept ready; more stay on disk until these are gone (a long outage)."""
 SUFFIX = ".jsonl"
+SET_ASIDE = "refused.lines"
+"""Rows that the gateway refused for good, each with the reason; never read by the agent."""
 
 _log = structlog.get_logger(__name__)
 
@@ -291,6 +293,23 @@ class Spool:
             temporary.write_text(str(self._cursor))
             temporary.replace(self._directory / "shipped")
             self._drop_segments()
+
+    def set_aside(self, row: Record, why: str) -> None:
+        """Count a row as shipped that nobody takes; it stays in a file of its own.
+
+        Raises SpoolError: then it is still unshipped.
+        """
+        line = encode({"row": row, "why": why})
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._directory / SET_ASIDE, flags, 0o600)
+            try:
+                self._write_to(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise SpoolError(f"{self._directory / SET_ASIDE}: {error}") from error
+        self.shipped(int(row["seq"]))
 
     def close(self) -> None:
         """Close the file; what was not committed is written first."""

@@ -142,7 +142,10 @@ class Uplink:
                 return True
 
     async def ship(self, node: str, spool: Spool, wake: asyncio.Event) -> None:
-        """Ship the spool's rows in order, for ever; `wake` says that there may be new ones."""
+        """Ship the spool's rows in order, for ever; `wake` says that there may be new ones.
+
+        A refused batch is halved down to the row that is refused; that one is set aside.
+        """
         attempt, batch = 0, BATCH_ROWS
         while True:
             wake.clear()
@@ -155,15 +158,31 @@ class Uplink:
             try:
                 await self.push(node, rows)
             except (AwayError, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.status == _TOO_LARGE:
-                    batch = max(1, batch // 2)
+                if isinstance(error, RefusedError) and await self._blames_rows(node, error, rows):
+                    if len(rows) > 1:
+                        batch = len(rows) // 2
+                    else:
+                        _log.error("journal row refused, set aside", error=str(error), row=rows[0])
+                        spool.set_aside(rows[0], str(error))
+                    continue
                 if attempt == QUIET_TRIES:
                     _log.warning("journal rows not taken, will repeat", error=str(error))
                 await self._clock.sleep(backoff(attempt, self._randomness))
                 attempt += 1
                 continue
-            attempt = 0
+            attempt, batch = 0, min(BATCH_ROWS, batch * 2)
             spool.shipped(int(rows[-1]["seq"]))
+
+    async def _blames_rows(self, node: str, error: RefusedError, rows: list[Record]) -> bool:
+        """Say whether a push was refused for its rows: for who the node is, an empty one is too."""
+        if error.status == _TOO_LARGE:
+            return True
+        body = {"node": node, "bootId": rows[0]["bootId"], "rows": []}
+        try:
+            await self._call("POST", "/agent/v1/journal", json.dumps(body), limit=JOURNAL_SECONDS)
+        except (AwayError, RefusedError):
+            return False
+        return True
 
     async def _call(
         self,

@@ -14,7 +14,7 @@ from dsec.api.sandbox import End, SandboxStatus
 from dsec.client.errors import NotFoundError
 
 LIMITS: dict[str, Any] = {
-    "cpu": "250m",
+    "cpu": "150m",
     "memory": "256Mi",
     "pids": 32,
     "disk": "64Mi",

@@ -1,10 +1,14 @@
 """Take-overs at odd moments, and what a deletion or a lost record leaves behind: nothing."""
 
+import asyncio
+import hashlib
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from dsec.journal.bindings import Row
-from dsec.journal.bindlog import BindLog
+from dsec.journal.bindlog import SEGMENTS, BindLog, decode
 from sim_world import LoopClock, Sim, create
 
 
@@ -50,5 +54,186 @@ def test_a_stand_by_of_days_reads_the_newest_snapshot(simulate: Callable[..., No
             assert term is not None
             assert len(list(term.bind_log.state.live())) == 4
             assert term.bind_log.position > log.position
+
+    simulate(scenario)
+
+
+def _document(name: str, replicas: int = 3, **role: Any) -> str:
+    values = {
+        "name": "worker",
+        "replicas": replicas,
+        "image": "base",
+        "nodeLabels": {"dsec.dev/simulated": "true"},
+        "resources": {"cpuMilli": 500, "memoryBytes": 1 << 26},
+    }
+    document = {
+        "apiVersion": "dsec.dev/v1alpha1",
+        "kind": "Experiment",
+        "metadata": {"name": name},
+        "spec": {"roles": [values | role]},
+    }
+    return json.dumps(document)
+
+
+async def _submitted(sim: Sim, document: str) -> dict[str, Any]:
+    made = await sim.client.post("/v1/projects/lab/experiments", content=document)
+    assert made.status_code == 201, made.text
+    record: dict[str, Any] = made.json()
+    return record
+
+
+def test_a_deletion_waits_for_the_round_that_binds(simulate: Callable[..., None]) -> None:
+    """Deleted while its binds are being written: the sandboxes end before the record goes."""
+
+    async def scenario() -> None:
+        async with Sim(seed=6) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            store, begun, go = sim.objects.put_if_absent, asyncio.Event(), asyncio.Event()
+
+            async def slow(key: str, data: bytes) -> str:
+                if key.startswith(SEGMENTS) and decode(data).rows:
+                    begun.set()
+                    await go.wait()
+                return await store(key, data)
+
+            sim.objects.put_if_absent = slow  # type: ignore[method-assign]
+            await _submitted(sim, _document("brief"))
+            await asyncio.wait_for(begun.wait(), 30)
+            await sim.client.delete("/v1/projects/lab/experiments/brief")
+            await sim.clock.sleep(5)
+            assert (await sim.experiments()).items, "the record went before its sandboxes"
+            go.set()
+            await sim.clock.sleep(30)
+            assert (await sim.experiments()).items == []
+            assert sim.live() == {}
+
+    simulate(scenario)
+
+
+def test_what_a_lost_record_leaves_is_ended(simulate: Callable[..., None]) -> None:
+    """A record removed by hand while nobody led: its sandboxes end, those of others live on."""
+
+    async def scenario() -> None:
+        async with Sim(seed=7) as sim:
+            first = sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            gone = await _submitted(sim, _document("gone", 3))
+            kept = await _submitted(sim, _document("kept", 2))
+            await sim.until(lambda: len(sim.live()) == 5, 30)
+            await sim.kill(first)
+            record = await sim.experiment("gone")
+            record["metadata"]["finalizers"] = []
+            await sim.records.replace(record)
+            await sim.records.delete("Experiment", "gone", "lab")
+            second = sim.start_controller()
+            await sim.ready()
+            await sim.until(lambda: len(sim.live()) == 2, 30)
+            await sim.clock.sleep(120)
+            assert len(sim.live()) == 2
+            term = second.controller.term
+            assert term is not None
+            state = term.bind_log.state
+            assert state.of_experiment(gone["metadata"]["uid"]) == []
+            assert len(state.of_experiment(kept["metadata"]["uid"])) == 2
+
+    simulate(scenario)
+
+
+def test_a_deleted_tenant_starts_nothing(simulate: Callable[..., None]) -> None:
+    """Without its Tenant an experiment gets no new replica, and the status says so."""
+
+    async def scenario() -> None:
+        async with Sim(seed=8) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            tenant = await sim.records.get("Tenant", "research")
+            tenant["spec"]["quota"] = {"nominal": {"sandboxes": 2}}
+            await sim.records.replace(tenant)
+            await sim.clock.sleep(1)
+            role = {"completion": "run-to-end"}
+            await _submitted(sim, _document("more", 5, **role))
+            await sim.until(lambda: len(sim.live()) == 2, 30)
+            await sim.records.delete("Tenant", "research")
+            await sim.clock.sleep(30)
+            assert len(sim.live()) == 2
+            conditions = (await sim.experiment("more"))["status"]["conditions"]
+            accepted = next(one for one in conditions if one["type"] == "Accepted")
+            assert accepted["reason"] == "TenantMissing", accepted
+
+    simulate(scenario)
+
+
+def test_an_unreadable_record_is_told_and_can_be_deleted(simulate: Callable[..., None]) -> None:
+    """A record that this version cannot read is not accepted, and goes when it is deleted."""
+
+    async def scenario() -> None:
+        async with Sim(seed=9) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            await _submitted(sim, _document("odd"))
+            await sim.until(lambda: len(sim.live()) == 3, 30)
+            record = await sim.experiment("odd")
+            record["spec"]["roles"] = "of a later version"
+            await sim.records.replace(record)
+            await sim.clock.sleep(5)
+            conditions = (await sim.experiment("odd"))["status"]["conditions"]
+            accepted = next(one for one in conditions if one["type"] == "Accepted")
+            assert (accepted["status"], accepted["reason"]) == ("False", "Invalid")
+            assert "roles" in accepted["message"]
+            await sim.records.delete("Experiment", "odd", "lab")
+            await sim.clock.sleep(30)
+            assert (await sim.experiments()).items == []
+            assert sim.live() == {}
+
+    simulate(scenario)
+
+
+def test_items_that_are_missing_are_said_and_awaited(simulate: Callable[..., None]) -> None:
+    """A batch waits for items that nobody uploaded, in words, and runs once they are there."""
+
+    async def scenario() -> None:
+        async with Sim(seed=10) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            lines = b"one\ntwo\nthree\n"
+            digest = hashlib.sha256(lines).hexdigest()
+            await _submitted(sim, _document("late", 3, itemsRef=digest, completion="run-to-end"))
+            await sim.clock.sleep(5)
+            status = (await sim.experiment("late"))["status"]
+            assert status["pending"] == 3
+            told = status["pendingReasons"][0]
+            assert told["reason"] == "input"
+            assert "were not uploaded" in told["message"]
+            put = await sim.client.put(f"/v1/projects/lab/inputs/{digest}", content=lines)
+            assert put.status_code == 201, put.text
+            await sim.until(lambda: len(sim.live()) == 3, 60)
+            items = {e.spec.item for a in sim.agents.values() for e in a.core}
+            assert items == {"one", "two", "three"}
+
+    simulate(scenario)
+
+
+def test_unusable_items_are_refused_at_once(simulate: Callable[..., None]) -> None:
+    """Items that are no text, or too long for a sandbox, are refused with field and limit."""
+
+    async def scenario() -> None:
+        async with Sim(seed=11) as sim:
+            sim.start_controller()
+            await sim.ready()
+            for data, field in ((b"fine\n\xff\xfe\n", "items[1]"), (b"x" * (2 << 20), "items[0]")):
+                digest = hashlib.sha256(data).hexdigest()
+                put = await sim.client.put(f"/v1/projects/lab/inputs/{digest}", content=data)
+                assert put.status_code == 422, put.text
+                assert put.json()["details"][0]["path"] == field
+            body = {"creates": [create("k0"), create("k1", stdin="x" * (2 << 20))]}
+            made = await sim.client.post("/v1/projects/lab/sandboxes", json=body)
+            assert made.status_code == 422, made.text
+            assert made.json()["details"][0]["path"] == "creates[1].stdin"
 
     simulate(scenario)

@@ -7,6 +7,7 @@ from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.tenant import Amounts, Quota, TenantSpec
 from dsec.controllers.ledger import admit, limit_of, used_by_tenant
 from dsec.journal.bindings import Binding
+from dsec.placement.words import explain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +53,15 @@ def test_the_ceiling_counts_and_others_do_not() -> None:
     other = [binding(n, tenant="other") for n in range(50, 60)]
     admitted, _ = admit([binding(n) for n in range(3)], other, limits)
     assert len(admitted) == 2
-    assert len(admit(other, other, {})[0]) == 10
+    assert len(admit(other, other, {"other": Amounts()})[0]) == 10
+
+
+def test_a_tenant_that_is_gone_has_no_quota() -> None:
+    """No limits known is not without limits: its requests wait with the reason."""
+    admitted, refused = admit([binding(1), binding(2, gang="g")], [], {"other": Amounts()})
+    assert admitted == []
+    assert {one.reason for one in refused.values()} == {PendingReason.QUOTA}
+    assert "no such Tenant" in explain([refused[binding(1).id]])
 
 
 @given(

@@ -68,6 +68,10 @@ TABLE = [
         ),
     ),
     (
+        Refusal(R.INPUT, "they were not uploaded", "0a1b"),
+        "items 0a1b: they were not uploaded; starts when they have been uploaded as text",
+    ),
+    (
         Refusal(R.CONTROL_PLANE, "leader", 1),
         "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds",
     ),

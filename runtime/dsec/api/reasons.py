@@ -72,6 +72,8 @@ class PendingReason(StrEnum):
     """No node can do what the request asks (microVM, PVC, GPU mode)."""
     IMAGE = "image"
     """The image cannot be resolved to a digest."""
+    INPUT = "input"
+    """The items of the batch were not uploaded, or cannot be read."""
     NO_NODES = "no-nodes"
     """No node is ready."""
     GANG = "gang"

@@ -82,6 +82,7 @@ class Placer:
         self._returned: dict[str, str] = {}
         self._why: dict[str, tuple[Refusal, ...]] = {}
         self._wake = asyncio.Event()
+        self._rounding = asyncio.Lock()
 
     # ------------------------------------------------------------------ what others ask
 
@@ -106,6 +107,16 @@ class Placer:
         self._demands[uid] = Demand(candidates, refused)
         if not same:
             self._wake.set()
+
+    async def withdraw(self, uid: str) -> None:
+        """Demand nothing any more; on return every earlier demand is bound or will never be."""
+        self.demand(uid, [])
+        async with self._rounding:
+            return
+
+    def demanding(self) -> set[str]:
+        """Return the experiments that miss replicas."""
+        return set(self._demands)
 
     def missing(self, uid: str) -> list[Binding]:
         """Return the replicas that an experiment still waits for, as last demanded."""
@@ -141,7 +152,8 @@ class Placer:
                 timer.cancel()
                 woken.cancel()
                 self._wake.clear()
-                await self._round()
+                async with self._rounding:
+                    await self._round()
         finally:
             for submission in self._inbox:
                 submission.done.cancel()

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
+from pydantic import ValidationError
 
 from dsec.api.documents import resolve
 from dsec.api.documents.resolve import gaps
 from dsec.api.experiment import Completion
-from dsec.api.meta import TENANT_LABEL
+from dsec.api.meta import TENANT_LABEL, ObjectMeta
+from dsec.api.mistakes import mistakes_of
 from dsec.api.nodes import AgentSettings
-from dsec.api.reasons import EndReason
+from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.records import Experiment, Tenant
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.status import ExperimentStatus, OverrideKind, Resolved
@@ -30,17 +32,20 @@ from dsec.controllers.statuses import Facts, refused_status, status_of
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
-from dsec.journal.inputs import Inputs
+from dsec.journal.inputs import InputMissingError, Inputs
 from dsec.placement.refusal import Refusal
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock, Randomness
-from dsec.world.records import RecordNotFoundError, Records
+from dsec.world.objects import ObjectStoreError
+from dsec.world.records import Record, RecordNotFoundError, Records, RecordsError
 
 FINALIZER = "dsec.dev/collect"
 """Keeps the record until every sandbox is collected, archived and destroyed."""
 STATUS_SECONDS = 1.0
 """Least time between two status writes of one experiment: records have a low write rate."""
 STOP_REPEAT_SECONDS = 10.0
+SWEEP_SECONDS = 60.0
+"""How often experiments without a record are looked for."""
 
 log = structlog.get_logger()
 
@@ -77,14 +82,25 @@ class Experiments:
         """Bring one experiment to what it asks for."""
         record = self.parts.experiments.get(key)
         if record is None:
-            return None
-        experiment = Experiment.model_validate(record)
-        if experiment.metadata.deletion_timestamp is not None:
-            return await self._delete(experiment)
-        if FINALIZER not in experiment.metadata.finalizers:
+            return await self.forsake()
+        # metadata alone: what a version cannot read it can still protect and remove
+        meta = ObjectMeta.model_validate(record["metadata"])
+        if meta.deletion_timestamp is not None:
+            return await self._delete(meta)
+        if FINALIZER not in meta.finalizers:
             return await self._protect(key)
+        try:
+            experiment = Experiment.model_validate(record)
+        except ValidationError as problem:
+            return await self._invalid(record, meta, problem)
+        return await self._resolved(experiment)
+
+    async def _resolved(self, experiment: Experiment) -> float | None:
+        """Resolve a protected experiment and run it, or say why it cannot run."""
+        meta = experiment.metadata
         rights = self._rights(experiment)
         if rights is None:
+            await self.parts.placer.withdraw(meta.uid)
             await self._write(experiment, refused_status(experiment, "", self.parts.clock.now()))
             return 5.0
         tenant, spec = rights
@@ -93,9 +109,45 @@ class Experiments:
         if mistakes:
             message = "; ".join(str(one) for one in mistakes)
             now = self.parts.clock.now()
+            await self.parts.placer.withdraw(meta.uid)
             await self._write(experiment, refused_status(experiment, message, now))
             return None
         return await self._run(experiment, resolved, spec)
+
+    async def forsake(self) -> float | None:
+        """End what is left of experiments whose record is gone, finalizer and all.
+
+        Only with synced caches; the store is asked again before anything is ended.
+        """
+        parts = self.parts
+        if not parts.experiments.synced.is_set():
+            return STOP_REPEAT_SECONDS
+        known = {record["metadata"]["uid"] for record in parts.experiments.all()}
+        again = None
+        for uid in (parts.bind_log.state.experiments() | parts.placer.demanding()) - known:
+            left = [*parts.bind_log.state.of_experiment(uid), *parts.placer.missing(uid)]
+            if not left:
+                continue  # another look was faster
+            identity = left[0].spec.identity
+            try:
+                found = await parts.records.get("Experiment", identity.experiment, identity.project)
+            except RecordNotFoundError:
+                found = None
+            if found is not None and found["metadata"]["uid"] == uid:
+                continue
+            log.warning("experiment without a record", uid=uid, name=identity.experiment)
+            if not await self._ended(uid, "the task's record is gone"):
+                again = STOP_REPEAT_SECONDS
+        return again
+
+    async def sweep(self) -> None:
+        """Look for experiments without a record again and again; the first time at once."""
+        while True:
+            try:
+                await self.forsake()
+            except RecordsError as problem:
+                log.warning("records are away", error=str(problem))
+            await self.parts.clock.sleep(SWEEP_SECONDS)
 
     async def _run(
         self, experiment: Experiment, resolved: Resolved, rights: TenantSpec
@@ -110,6 +162,7 @@ class Experiments:
             plan(role, desired_of(role, overrides), bindings, now) for role in resolved.spec.roles
         ]
         missing: list[Binding] = []
+        unread: dict[str, Refusal] = {}
         held: dict[str, tuple[Refusal, ...]] = {}
         if frozen:
             parts.placer.demand(uid, [])
@@ -119,8 +172,9 @@ class Experiments:
         else:
             for one in plans:
                 await self._stop(one.surplus, EndReason.STOPPED, "scaled down")
-            missing = await self._missing(experiment, resolved, rights, plans)
-            held = _held(missing, pinned.missing)
+            unread = await self._unread(experiment, plans)
+            missing = await self._missing(experiment, resolved, rights, plans, unread)
+            held = _held(missing, {**pinned.missing, **unread})
             parts.placer.demand(uid, [b for b in missing if b.id not in held])
         facts = Facts(
             plans=plans,
@@ -135,6 +189,7 @@ class Experiments:
         wait = await self._write(experiment, status)
         looks = [one.next_look for one in plans if one.next_look is not None and not frozen]
         looks += [one for one in (wait, pinned.again) if one is not None]
+        looks += [STOP_REPEAT_SECONDS] if unread else []
         return min(looks) if looks else None
 
     # ------------------------------------------------------------------ steps
@@ -146,19 +201,42 @@ class Experiments:
         self.parts.experiments.put(await self.parts.records.replace(record))
         return 0.0
 
-    async def _delete(self, experiment: Experiment) -> float | None:
-        """End every sandbox, forget the bindings, let the record go. In that order."""
-        parts, meta = self.parts, experiment.metadata
-        parts.placer.demand(meta.uid, [])
-        live = [b for b in parts.bind_log.state.of_experiment(meta.uid) if b.live]
-        if live:
-            await self._stop(live, EndReason.STOPPED, "the task was deleted")
-            return STOP_REPEAT_SECONDS
-        if parts.bind_log.state.of_experiment(meta.uid):
+    async def _invalid(
+        self, record: Record, meta: ObjectMeta, problem: ValidationError
+    ) -> float | None:
+        """Say that this version cannot read a record. What runs of it runs on."""
+        await self.parts.placer.withdraw(meta.uid)
+        try:
+            status = ExperimentStatus.model_validate(record.get("status") or {})
+        except ValidationError:
+            status = ExperimentStatus()
+        # its spec is what cannot be read, and nothing below looks at it
+        shell = Experiment.model_construct(metadata=meta, status=status)  # type: ignore[call-arg]
+        message = "; ".join(str(one) for one in mistakes_of(problem))
+        await self._write(shell, refused_status(shell, message, self.parts.clock.now()))
+        return None
+
+    async def _ended(self, uid: str, why: str) -> bool:
+        """End every sandbox of an experiment and forget the bindings. False: some are left."""
+        parts = self.parts
+        # a round under way may still bind: nothing may come after the look below
+        await parts.placer.withdraw(uid)
+        live = [b for b in parts.bind_log.state.of_experiment(uid) if b.live]
+        await self._stop(live, EndReason.STOPPED, why)
+        if any(b.live for b in parts.bind_log.state.of_experiment(uid)):
+            return False
+        if parts.bind_log.state.of_experiment(uid):
             now = parts.clock.now()
-            await parts.bind_log.append([Row(kind="forget", at=now, experiment_uid=meta.uid)])
-        self._candidates = {k: v for k, v in self._candidates.items() if k[0] != meta.uid}
-        self._written.pop(meta.uid, None)
+            await parts.bind_log.append([Row(kind="forget", at=now, experiment_uid=uid)])
+        self._candidates = {k: v for k, v in self._candidates.items() if k[0] != uid}
+        self._written.pop(uid, None)
+        return True
+
+    async def _delete(self, meta: ObjectMeta) -> float | None:
+        """End every sandbox, forget the bindings, let the record go. In that order."""
+        parts = self.parts
+        if not await self._ended(meta.uid, "the task was deleted"):
+            return STOP_REPEAT_SECONDS
         if FINALIZER in meta.finalizers:
             try:
                 record = await parts.records.get("Experiment", meta.name, meta.namespace)
@@ -200,6 +278,7 @@ class Experiments:
         resolved: Resolved,
         rights: TenantSpec,
         plans: Sequence[Plan],
+        unread: Mapping[str, Refusal],
     ) -> list[Binding]:
         """Return bindings for the replicas that are missing, the same ones at each call."""
         uid = experiment.metadata.uid
@@ -211,6 +290,7 @@ class Experiments:
             for slot in one.create:
                 key = (uid, role.name, slot.index, slot.incarnation)
                 known = self._candidates.get(key)
+                ref = None if role.name in unread else role.items_ref
                 if known is None or known.body_hash != f"{uid}/{resolved.generation}":
                     known = replica_binding(
                         experiment,
@@ -218,7 +298,7 @@ class Experiments:
                         role,
                         index=slot.index,
                         incarnation=slot.incarnation,
-                        item=await self._item(experiment, role.items_ref, slot.index),
+                        item=await self._item(experiment, ref, slot.index),
                         rights=rights,
                         sandbox=new_id(self.parts.clock, self.parts.randomness),
                         heartbeat=AgentSettings().heartbeat_seconds,
@@ -226,6 +306,8 @@ class Experiments:
                     )
                 elif (image := _image(resolved, role.name)) != known.spec.image:
                     known.spec.image = image  # its digest is known by now
+                if known.spec.item is None:  # the items may have come since
+                    known.spec.item = await self._item(experiment, ref, slot.index)
                 gang = first and role.completion is Completion.KEEP
                 known.gang = uid if gang else ""
                 known.order = len(fresh)
@@ -233,6 +315,22 @@ class Experiments:
         kept = {k: v for k, v in self._candidates.items() if k[0] != uid}
         self._candidates = kept | fresh
         return list(fresh.values())
+
+    async def _unread(self, experiment: Experiment, plans: Sequence[Plan]) -> dict[str, Refusal]:
+        """Return, by role, why the items of replicas that are missing cannot be read."""
+        found: dict[str, Refusal] = {}
+        for one in plans:
+            digest = one.role.items_ref
+            if not one.create or digest is None:
+                continue
+            try:
+                await self._item(experiment, digest, 0)
+            except InputMissingError as problem:
+                found[one.role.name] = Refusal(PendingReason.INPUT, str(problem), digest)
+            except ObjectStoreError:
+                why = "the object store does not answer"
+                found[one.role.name] = Refusal(PendingReason.INPUT, why, digest)
+        return found
 
     async def _item(self, experiment: Experiment, digest: str | None, index: int) -> str | None:
         if digest is None:

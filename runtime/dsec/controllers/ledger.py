@@ -70,7 +70,8 @@ def admit(
 ) -> tuple[list[Binding], dict[str, Refusal]]:
     """Split requests, in order, into those within quota and the refusals of the others.
 
-    This is the one gate for every way of making a sandbox. A gang is admitted whole or not at all.
+    This is the one gate for every way of making a sandbox. A gang is admitted whole or not at all;
+    of a tenant without an entry in `limits` nothing is.
     """
     sums = used_by_tenant(live)
     admitted: list[Binding] = []
@@ -80,7 +81,12 @@ def admit(
         gangs.setdefault(binding.gang or binding.id, []).append(binding)
     for members in gangs.values():
         tenant = members[0].tenant
-        limit = limits.get(tenant, Amounts())
+        limit = limits.get(tenant)
+        if limit is None:
+            # a tenant that is gone has no quota: no limit known is not no limit
+            gone = Refusal(PendingReason.QUOTA, "tenant", tenant)
+            refused |= {member.id: gone for member in members}
+            continue
         before = sums.get(tenant, Used())
         trial = Used(before.cpu_milli, before.memory_bytes, before.gpu_count, before.sandboxes)
         refusal = None

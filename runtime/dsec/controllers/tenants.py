@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
+from pydantic import ValidationError
 
 from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL, Condition, ConditionStatus, with_condition
 from dsec.api.nodes import RecordReason
@@ -15,7 +16,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import Amounts, TenantStatus
 from dsec.controllers.ledger import Used, limit_of, used_by_tenant
 from dsec.journal.bindlog import BindLog
-from dsec.world.cache import Cache, Key
+from dsec.world.cache import Cache, Key, key_of
 from dsec.world.clock import Clock
 from dsec.world.records import RecordInvalidError, Records
 
@@ -37,11 +38,15 @@ class Tenants:
     clock: Clock
 
     def limits(self) -> Mapping[str, Amounts]:
-        """Return the live limits of all tenants."""
-        return {
-            record["metadata"]["name"]: limit_of(Tenant.model_validate(record).spec)
-            for record in self.tenants.all()
-        }
+        """Return the live limits of all tenants; one without a valid record has none to spend."""
+        found = {}
+        for record in self.tenants.all():
+            try:
+                found[record["metadata"]["name"]] = limit_of(Tenant.model_validate(record).spec)
+            except ValidationError as problem:
+                # one bad record must not stop the placement of all others
+                log.warning("tenant is invalid", tenant=key_of(record)[1], error=str(problem))
+        return found
 
     async def reconcile(self, key: Key) -> float | None:
         """Give a tenant its namespaces and write what it uses."""

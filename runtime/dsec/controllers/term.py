@@ -95,7 +95,7 @@ class Term:
             limits=self.tenants.limits,
             changed=self._changed,
         )
-        experiments = Experiments(
+        self.experiments = experiments = Experiments(
             Parts(
                 world.records,
                 self.caches["Experiment"],
@@ -145,6 +145,7 @@ class Term:
             *(cache.run() for cache in self.caches.values()),
             *(self._reconcile(kind) for kind in self.queues),
             self._place(),
+            self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
             self._keep_house(),
             self._watch_failures(),
@@ -254,6 +255,11 @@ class Term:
         self.ready.set()
         self.history.add("leader", epoch=self.bind_log.epoch)
         await self.placer.run()
+
+    async def _forsake(self) -> None:
+        """End what is left of experiments without a record, once all records are known."""
+        await self._synced()
+        await self.experiments.sweep()
 
     async def _keep_house(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from dsec.api.status import Override, OverrideKind
 from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.journal.bindings import Binding
-from dsec.journal.inputs import input_key
+from dsec.journal.inputs import ITEM_BYTES, input_key
 from dsec.rules.verdict import check_document
 from dsec.world.objects import PreconditionError
 from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
@@ -225,11 +225,25 @@ async def put_input(call: Call) -> Response:
     found = hashlib.sha256(data).hexdigest()
     if digest != found:
         raise invalid("sha256", digest, found, "is not the SHA-256 of the body")
+    _check_items(data)
     try:
         await call.gateway.objects.put_if_absent(input_key(call.project, digest), data)
     except PreconditionError:
         return JSONResponse({"sha256": digest, "stored": False})
     return JSONResponse({"sha256": digest, "stored": True}, 201)
+
+
+def _check_items(data: bytes) -> None:
+    """Refuse items that no sandbox could be given. Raises ApiError 422."""
+    for number, line in enumerate(data.split(b"\n")):
+        where = f"items[{number}]"
+        if len(line) > ITEM_BYTES:
+            allowed = f"at most {ITEM_BYTES} bytes"
+            raise invalid(where, f"{len(line)} bytes", allowed, f"must have {allowed}")
+        try:
+            line.decode()
+        except UnicodeDecodeError as problem:
+            raise invalid(where, "bytes", "UTF-8 text", f"is not UTF-8: {problem}") from problem
 
 
 async def _result(call: Call, binding: Binding) -> SandboxStatus:

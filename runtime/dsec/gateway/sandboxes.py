@@ -10,12 +10,14 @@ from dsec.api.sandbox import SandboxState
 from dsec.api.wire import PROTOCOL, CreateBatch
 from dsec.gateway.calls import BATCH_BYTES, Call
 from dsec.gateway.errors import away, invalid, not_found
+from dsec.journal.inputs import ITEM_BYTES
 from dsec.world.records import Access
 
 
 async def create(call: Call) -> Response:
     """Bind keyed creates: at most one sandbox per key, whatever is lost on the way."""
     batch = await call.model(CreateBatch, BATCH_BYTES)
+    _check_sizes(batch)
     call.gateway.tenant_of(call.project)
     answers = await call.gateway.leader.create(
         CreatesCall(
@@ -26,6 +28,16 @@ async def create(call: Call) -> Response:
         )
     )
     return JSONResponse(answers.wire())
+
+
+def _check_sizes(batch: CreateBatch) -> None:
+    """Refuse texts that are too long for one sandbox. Raises ApiError 422."""
+    allowed = f"at most {ITEM_BYTES} bytes"
+    for number, create in enumerate(batch.creates):
+        for name, text in (("item", create.item), ("stdin", create.stdin)):
+            if text is not None and (size := len(text.encode())) > ITEM_BYTES:
+                where = f"creates[{number}].{name}"
+                raise invalid(where, f"{size} bytes", allowed, f"must have {allowed}")
 
 
 async def list_all(call: Call) -> Response:

@@ -109,6 +109,10 @@ class Bindings:
         """Return all bindings of an experiment, ended ones included, oldest first."""
         return [self.by_id[i] for i in self._by_experiment.get(uid, {})]
 
+    def experiments(self) -> set[str]:
+        """Return the uid of every experiment that has bindings, ended ones included."""
+        return set(self._by_experiment)
+
     def waiting(self) -> list[Binding]:
         """Return what has no node yet, in order of arrival."""
         return [self.by_id[i] for i in self._waiting]

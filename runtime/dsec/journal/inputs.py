@@ -3,12 +3,14 @@
 from dsec.world.objects import NotFoundError, ObjectStore
 
 PREFIX = "inputs"
+ITEM_BYTES = 1 << 20
+"""The most that one sandbox is given as its item, or on its standard input."""
 KEEP = 16
 """Files held in memory; a batch reads the same one for each of its replicas."""
 
 
 class InputMissingError(Exception):
-    """The items of an experiment were never uploaded; reconcile tries again."""
+    """The items of an experiment were never uploaded, or are no text; the message says which."""
 
 
 def input_key(project: str, digest: str) -> str:
@@ -33,10 +35,14 @@ class Inputs:
             try:
                 data, _ = await self._objects.get(key)
             except NotFoundError:
-                raise InputMissingError(f"items {digest} of {project} were not uploaded") from None
+                raise InputMissingError("they were not uploaded") from None
+            try:
+                text = data.decode()
+            except UnicodeDecodeError as problem:
+                raise InputMissingError("they are not UTF-8 text") from problem
             if len(self._lines) >= KEEP:
                 del self._lines[next(iter(self._lines))]
             # only a newline separates: JSON may hold other line separators
-            self._lines[key] = data.decode().rstrip("\n").split("\n")
+            self._lines[key] = text.rstrip("\n").split("\n")
         lines = self._lines[key]
         return lines[index] if index < len(lines) else None

@@ -76,6 +76,11 @@ def _capacity(refusal: Refusal) -> str:
 
 def _quota(refusal: Refusal) -> str:
     dimension = refusal.dimension
+    if dimension == "tenant":
+        return (
+            f"tenant {refusal.asked}: free 0, for there is no such Tenant and so no quota; starts "
+            f"when its record is there again"
+        )
     return (
         f"quota of {NAMES.get(dimension, dimension)}: asked {amount(dimension, refusal.asked)}, "
         f"free {amount(dimension, refusal.free)} of {amount(dimension, refusal.largest)}; starts "
@@ -116,6 +121,12 @@ def _image(refusal: Refusal) -> str:
     )
 
 
+def _input(refusal: Refusal) -> str:
+    return (
+        f"items {refusal.asked}: {refusal.dimension}; starts when they have been uploaded as text"
+    )
+
+
 def _control_plane(_: Refusal) -> str:
     return (
         "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds"
@@ -136,5 +147,6 @@ _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.GANG: _gang,
     PendingReason.NO_NODES: _no_nodes,
     PendingReason.IMAGE: _image,
+    PendingReason.INPUT: _input,
     PendingReason.CONTROL_PLANE: _control_plane,
 }

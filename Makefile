@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # uv of this machine, else one in a virtual environment of its own below the cache
-UV := $(or $(shell command -v uv 2>/dev/null),$(HOME)/.cache/dsec/uv/bin/uv)
+UV_HERE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dsec/uv
+UV := $(or $(shell command -v uv 2>/dev/null),$(UV_HERE)/bin/uv)
 BIN := .venv/bin
 STEP = @printf '\n── %s\n'
 
@@ -21,10 +22,10 @@ $(BIN)/.synced: uv.lock pyproject.toml runtime/pyproject.toml components/pyproje
 	$(UV) sync --locked
 	@touch $@
 
-$(HOME)/.cache/dsec/uv/bin/uv:
+$(UV_HERE)/bin/uv:
 	$(STEP) "uv (this machine has none)"
-	python3 -m venv $(HOME)/.cache/dsec/uv
-	$(HOME)/.cache/dsec/uv/bin/pip install --quiet uv
+	python3 -m venv $(UV_HERE)
+	$(UV_HERE)/bin/pip install --quiet uv
 
 demo: setup ## From nothing to 200 graded programs on a local cluster
 	$(BIN)/dsec demo
@@ -63,7 +64,7 @@ check-unit:
 	$(STEP) "unit tests"
 	$(BIN)/pytest tests/unit -n 2 -m "not soak" $(UNIT_OPTIONS)
 
-test: setup ## Everything: checks and all tiers of tests, with the time of each
+test: setup ## Everything: tools, checks and all tiers of tests, with the time of each
 	$(BIN)/python tests/tiers.py
 
 soak: setup ## Full counts and long runs (hours)

@@ -107,3 +107,14 @@ def test_a_silent_registry_is_a_sentence() -> None:
     """Not a traceback of an HTTP library."""
     with pytest.raises(LocalError, match="does not answer"):
         images.stored("127.0.0.1:1", ["pause"])
+
+
+def test_uv_of_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make setup` puts one there where the machine has none, and PATH does not name it."""
+    program = tmp_path / "dsec" / "uv" / "bin" / "uv"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho uv of the cache\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert images.run_tool("uv", "--version") == "uv of the cache\n"

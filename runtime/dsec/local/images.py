@@ -20,6 +20,7 @@ import httpx2
 import dsec
 from dsec.local.images_context import build_context, inputs_digest
 from dsec.local.processes import LocalError, RunDirectory
+from dsec.local.toolchain_table import Places
 
 CLUSTER_IMAGES = ("pause", "runtime", "agent", "sandbox-base")
 """What a local cluster needs in its registry."""
@@ -219,7 +220,10 @@ def _bud(work: _Work, context: Path, local: str, arguments: Sequence[str]) -> No
 
 def run_tool(*command: str) -> str:
     """Run a command; return its output. Raises LocalError with the last lines it said."""
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
+    # `make setup` puts uv beside the tools where the machine has none
+    places = Places.of()
+    path = os.pathsep.join([places.path, str(places.cache.parent / "uv" / "bin")])
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PATH": path}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError as e:

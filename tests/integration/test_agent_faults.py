@@ -1,13 +1,16 @@
 """An agent among faults: kill and restart, lost messages, stale leaders, fenced copies."""
 
+import dataclasses
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from agent_world import World, eventually, sandbox_id, spec
+from agent_world import GATEWAY_URL, PROFILE, World, eventually, sandbox_id, spec
 from dsec.agent.config import AgentConfig
+from dsec.agent.nodeinfo import node_inventory, offered
 from dsec.agent.register import Registrar
 from dsec.agent.spool import decode
 from dsec.agent.uplink import AwayError
@@ -283,6 +286,53 @@ async def test_bad_calls_are_refused_with_every_mistake(world: World) -> None:
     world.routes["http://agents/n/none"] = world.routes["http://agents/n/node-1"]
     assert (await world.client.get("http://agents/n/none/v1/state")).status_code == 404
     await agent.close()
+
+
+async def test_settings_of_the_pool_are_kept(tmp_path: Path) -> None:
+    """Reserve, over-commitment and limits are what the node registers and what it enforces."""
+    settings = {
+        "max_sandboxes": 2,
+        "reserved_cpu_milli": 2000,
+        "reserved_memory_bytes": 1 << 30,
+        "cpu_overcommit": 1.5,
+        "sandbox_heartbeat_seconds": 3.0,
+        "start_deadline_seconds": 0.3,
+    }
+    silent = dataclasses.replace(PROFILE, never_registers=1.0)
+    world = World(tmp_path, settings=settings, profile=silent)
+    agent = await world.start()
+    await Registrar(agent, "https://10.0.0.1:7443/n/node-1", world.randomness).once()
+    told = world.gateway.registrations[0].inventory
+    assert (told.cpu_milli, told.memory_bytes, told.max_sandboxes) == (9000, 15 << 30, 2)
+    assert told.features["cpu-overcommit"] == "1.5"
+    first, second, third = await world.create(*(spec(number, None) for number in range(3)))
+    assert (first["accepted"], second["accepted"], third["accepted"]) == (True, True, False)
+    assert third["reason"].startswith("capacity: sandboxes")
+    assert agent.core.get(sandbox_id(0)).spec.heartbeat_seconds == 3.0
+    await eventually(lambda: agent.core.live == 0)
+    assert agent.core.get(sandbox_id(0)).status.end.reason == "start-deadline"
+    await agent.close()
+
+
+def test_the_disk_of_live_sandboxes_is_not_counted_twice(tmp_path: Path) -> None:
+    """What sandboxes hold is part of what the node has: after a restart they are booked again."""
+    before = node_inventory(tmp_path, cgroup=2, runtime="crun", disk="loop")
+    (tmp_path / "sandboxes" / "one").mkdir(parents=True)
+    (tmp_path / "sandboxes" / "one" / "disk.img").write_bytes(b"x" * (64 << 20))
+    os.sync()
+    after = node_inventory(tmp_path, cgroup=2, runtime="crun", disk="loop")
+    # others write on this disk too
+    assert after.disk_bytes > before.disk_bytes - (32 << 20)
+
+
+def test_a_part_of_the_memory_is_the_nodes_own(tmp_path: Path) -> None:
+    """Nobody said how much: some is kept all the same. A reserve of everything is refused."""
+    found = node_inventory(tmp_path, cgroup=2, runtime="crun", disk="loop")
+    values = {"state_dir": tmp_path, "gateway": GATEWAY_URL, "node_name": "n"}
+    kept = found.memory_bytes - offered(found, AgentConfig(**values)).memory_bytes
+    assert kept == min(found.memory_bytes // 16, 1 << 30)
+    with pytest.raises(ValueError, match="reserved_memory_bytes"):
+        offered(found, AgentConfig(**values, reserved_memory_bytes=found.memory_bytes))
 
 
 def test_settings_need_an_url(tmp_path: Path) -> None:

@@ -86,16 +86,16 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Core("n", 7, inventory(), overcommit=1.5)
+        self.core = Core("n", 7, inventory())
         self.seq = self.core.seq
         self.accepted: dict[str, SandboxSpec] = {}
         self.ended: dict[str, int] = {}
         self.now = NOW
 
-    @initialize(factor=st.sampled_from([1.0, 1.5]))
-    def start(self, factor: float) -> None:
+    @initialize(cpu=st.sampled_from([1000, 1500]))
+    def start(self, cpu: int) -> None:
         """Begin on an empty node."""
-        self.core = Core("n", 7, inventory(), overcommit=factor)
+        self.core = Core("n", 7, inventory(cpu_milli=cpu))
 
     @rule(name=NAMES, resources=RESOURCES)
     def admit(self, name: str, resources: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Histories(RuleBasedStateMachine):
         """A new process with the stored entries says the same, with higher numbers."""
         entries = list(self.core)
         old = self.core.seq
-        fresh = Core("n", self.core.incarnation + 1, inventory(), overcommit=self.core.overcommit)
+        fresh = Core("n", self.core.incarnation + 1, self.core.inventory)
         for entry in entries:
             fresh.restore(entry)
         assert (fresh.used, fresh.live) == (self.core.used, self.core.live)
@@ -203,7 +203,7 @@ class Histories(RuleBasedStateMachine):
         assert used.disk_bytes == sum(s.resources.disk_bytes for s in live)
         assert used.pids == sum(s.resources.pids for s in live)
         assert self.core.live == len(live) <= have.max_sandboxes
-        assert used.cpu_milli <= have.cpu_milli * self.core.overcommit
+        assert used.cpu_milli <= have.cpu_milli
         assert used.memory_bytes <= have.memory_bytes
         assert used.disk_bytes <= have.disk_bytes
         assert used.pids <= have.pids

@@ -6,7 +6,7 @@ uncommitted tail of the spool: nobody has been told about that.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from dsec.agent import rows
 from dsec.agent.config import AgentConfig
 from dsec.agent.core import SEQ_PER_INCARNATION, Core, Entry, Stop
 from dsec.agent.life import Ground, Life, destroy
+from dsec.agent.nodeinfo import offered
 from dsec.agent.spool import Spool, SpoolError
 from dsec.agent.state import NodeFiles, StateError, machine_boot_id
 from dsec.agent.uplink import Uplink
@@ -71,7 +72,6 @@ class Agent:
             config.node_name,
             self.files.next_incarnation(outside.clock.now()),
             inventory,
-            overcommit=config.cpu_overcommit,
             epoch=self.files.load_epoch(),
         )
         self.spool = Spool(config.state_dir / "spool", self._snapshot, durable=config.durable)
@@ -88,7 +88,7 @@ class Agent:
             clock=outside.clock,
             randomness=outside.randomness,
             # more at once would only make each slower
-            creates=asyncio.Semaphore(inventory.cpu_milli // 1000 + 1),
+            creates=asyncio.Semaphore(int(inventory.cpu_milli / config.cpu_overcommit) // 1000 + 1),
             uploads=asyncio.Semaphore(config.uploads),
             archive_patience=config.archive_patience,
             inline_output=config.inline_output,
@@ -162,7 +162,7 @@ class Agent:
         answers = []
         for spec in specs:
             known = self.core.get(spec.identity.id)
-            answer = self.core.admit(spec, self.clock.now())
+            answer = self.core.admit(self._settled(spec), self.clock.now())
             answers.append(answer)
             if known is not None or not answer.accepted:
                 continue
@@ -191,19 +191,11 @@ class Agent:
 
     async def pause(self, sandbox_id: str) -> None:
         """Freeze a running sandbox. Raises UnknownSandboxError, NotRunningError."""
-        entry = self._running(sandbox_id)
-        if entry.status.state is S.RUNNING:
-            await self.substrate.pause(sandbox_id)
-            self._moved(entry, S.PAUSED)
-            await self.spool.commit()
+        await self._turn(sandbox_id, S.RUNNING, self.substrate.pause, S.PAUSED)
 
     async def resume(self, sandbox_id: str) -> None:
         """Thaw a paused sandbox. Raises UnknownSandboxError, NotRunningError."""
-        entry = self._running(sandbox_id)
-        if entry.status.state is S.PAUSED:
-            await self.substrate.resume(sandbox_id)
-            self._moved(entry, S.RUNNING)
-            await self.spool.commit()
+        await self._turn(sandbox_id, S.PAUSED, self.substrate.resume, S.RUNNING)
 
     def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
         """Run a command in a running sandbox. Raises UnknownSandboxError, NotRunningError."""
@@ -254,6 +246,14 @@ class Agent:
 
     # ------------------------------------------------------------------ inside
 
+    def _settled(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return a spec with the times that this node's pool sets for its sandboxes."""
+        times = {
+            "heartbeat_seconds": self.config.sandbox_heartbeat_seconds,
+            "start_deadline_seconds": self.config.start_deadline_seconds,
+        }
+        return spec.model_copy(update={key: v for key, v in times.items() if v is not None})
+
     def _running(self, sandbox_id: str) -> Entry:
         entry = self.core.get(sandbox_id)
         if entry is None:
@@ -262,12 +262,23 @@ class Agent:
             raise NotRunningError(f"{sandbox_id} is {entry.status.state}, not running")
         return entry
 
-    def _moved(self, entry: Entry, state: SandboxState) -> None:
-        """Record a pause or resume, unless the sandbox has ended in the meantime."""
+    async def _turn(
+        self,
+        sandbox_id: str,
+        before: SandboxState,
+        action: Callable[[str], Awaitable[None]],
+        after: SandboxState,
+    ) -> None:
+        """Pause or resume and record it, unless the sandbox has ended in the meantime."""
+        entry = self._running(sandbox_id)
+        if entry.status.state is not before:
+            return
+        await action(sandbox_id)
         if entry.status.state in {S.RUNNING, S.PAUSED} and self.core.advance(
-            entry.spec.identity.id, state, self.clock.now()
+            sandbox_id, after, self.clock.now()
         ):
             self._record(entry)
+        await self.spool.commit()
 
     def _stop(self, sandbox_id: str, stop: Stop) -> None:
         if not self.core.request_stop(sandbox_id, stop, self.clock.now()):
@@ -383,13 +394,13 @@ async def run_agent(
     """Start an agent in this event loop and return it; serve it with `dsec.agent.app.make_app`.
 
     `boot_id` is the machine's by default. Registration is separate: `dsec.agent.register`.
-    Raises SpoolError, StateError, SubstrateError.
+    Raises SpoolError, StateError, SubstrateError, ValueError (a reserve that leaves nothing).
     """
     try:
         inventory = await substrate.inventory()
     except OSError as error:
         raise SubstrateError("infrastructure", f"inventory: {error}") from error
     outside = Outside(substrate, network, clock, randomness)
-    agent = Agent(config, outside, inventory, boot_id or machine_boot_id())
+    agent = Agent(config, outside, offered(inventory, config), boot_id or machine_boot_id())
     await agent.start()
     return agent

@@ -50,7 +50,26 @@ class AgentConfig(Model):
     )
     pool: str = ""
     labels: dict[str, str] = {}
-    cpu_overcommit: float = Field(default=1.0, ge=1.0, le=16.0)
+    cpu_overcommit: float = Field(
+        default=1.0, ge=1.0, le=16.0, description="Factor on the CPU that the node offers."
+    )
+    max_sandboxes: int | None = Field(
+        default=None, ge=1, le=100_000, description="Most live sandboxes; default: 2000."
+    )
+    reserved_cpu_milli: int = Field(
+        default=0, ge=0, description="CPU that is not offered, in thousandths of a core."
+    )
+    reserved_memory_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Memory that is not offered; default: a sixteenth, at most 1 GiB.",
+    )
+    sandbox_heartbeat_seconds: float | None = Field(
+        default=None, gt=0, description="Heartbeat period of sandboxes; default: their own."
+    )
+    start_deadline_seconds: float | None = Field(
+        default=None, gt=0, description="Time to a first heartbeat; default: the sandbox's own."
+    )
     heartbeat_seconds: float = Field(default=15.0, gt=0, description="Time between registrations.")
     archive_patience: float = Field(
         default=3600.0,

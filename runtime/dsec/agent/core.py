@@ -81,7 +81,7 @@ class Entry:
 
 
 class Core:
-    """All sandboxes of a node, live and recently ended. `overcommit` multiplies CPU only."""
+    """All sandboxes of a node, live and recently ended. The inventory is what may be booked."""
 
     def __init__(
         self,
@@ -89,13 +89,11 @@ class Core:
         incarnation: int,
         inventory: NodeInventory,
         *,
-        overcommit: float = 1.0,
         epoch: int = 0,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
         self.inventory = inventory
-        self.overcommit = overcommit
         self.epoch = epoch
         self._refusals: dict[str, str] = {}
         self.used = Usage()
@@ -391,7 +389,7 @@ class Core:
         have, used = self.inventory, self.used
         for dimension, want, free in (
             ("sandboxes", 1, have.max_sandboxes - self.live),
-            ("cpu", asked.cpu_milli, int(have.cpu_milli * self.overcommit) - used.cpu_milli),
+            ("cpu", asked.cpu_milli, have.cpu_milli - used.cpu_milli),
             ("memory", asked.memory_bytes, have.memory_bytes - used.memory_bytes),
             ("disk", asked.disk_bytes, have.disk_bytes - used.disk_bytes),
             ("pids", asked.pids, have.pids - used.pids),

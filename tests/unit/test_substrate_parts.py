@@ -124,6 +124,9 @@ def test_the_contract_wins_over_image_and_user() -> None:
     spec = SPEC.model_copy(update={"env": {"PATH": "/mine", "DSEC_ROLE": "x"}, "devices": ["G1"]})
     env = rootfs.environment(spec, {"PATH": "/image", "LANG": "C"})
     assert (env["PATH"], env["LANG"], env["DSEC_ROLE"]) == ("/mine", "C", "worker")
+    spec.identity.part, spec.mounts = "trainer", [Mount(path="/data", kind="data", read_only=True)]
+    env = rootfs.environment(spec, {})
+    assert (env["DSEC_ROLE"], env["DSEC_DATA_PATH"]) == ("trainer", "/data")
     assert env["CUDA_VISIBLE_DEVICES"] == env["DSEC_GPU_LIST"] == "G1"
 
 

@@ -82,11 +82,12 @@ def environment(spec: SandboxSpec, image_env: dict[str, str]) -> dict[str, str]:
     """Return the environment of the main command: image, then spec, then the contract."""
     identity = spec.identity
     gpus = ",".join(spec.devices)
+    data = (mount.path for mount in spec.mounts if mount.kind == "data")
     contract = {
-        "DSEC_ROLE": identity.role,
+        "DSEC_ROLE": identity.part or identity.role,
         "DSEC_TASK_ID": identity.task_id or identity.id,
         "DSEC_WS_PATH": WORKSPACE,
-        "DSEC_DATA_PATH": DATASET,
+        "DSEC_DATA_PATH": next(data, DATASET),
         "DSEC_CACHE_PATH": CACHE_PATH,
         "DSEC_HB_INTERVAL": f"{spec.heartbeat_seconds:g}",
         "DSEC_HB_ENDPOINT": HEARTBEAT,

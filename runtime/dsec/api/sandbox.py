@@ -55,6 +55,7 @@ class Identity(WireModel):
     experiment_uid: str = ""
     task_id: str = Field(default="", description="The name that the user gave (DSEC_TASK_ID).")
     role: str = "worker"
+    part: str = Field(default="", description="What the role is for (DSEC_ROLE); empty: role.")
     index: int = Field(default=0, ge=0, description="Replica number within its role, from 0.")
     incarnation: int = Field(default=1, ge=1, description="Grows with each replacement.")
     correlation_id: str = Field(default="", description="One id from submit to log line.")

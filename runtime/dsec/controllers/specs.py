@@ -119,6 +119,7 @@ def replica_binding(
             experiment_uid=meta.uid,
             task_id=experiment.given_name,
             role=role.name,
+            part=role.part,
             index=index,
             incarnation=incarnation,
             correlation_id=correlation,
@@ -126,7 +127,7 @@ def replica_binding(
         image=image.reference if image else role.image,
         command=role.command,
         entrypoint_registers=role.registration is Registration.PROGRAM,
-        env=_environment(spec, role),
+        env={"DSEC_GROUP": role.name} | role.env,
         workdir=role.workdir or WORKSPACE,
         isolation=spec.isolation_level or IsolationLevel.CONTAINER,
         resources=replica_resources(role),
@@ -169,14 +170,6 @@ def _mode(role: Role) -> GpuMode | None:
         return None
     # shares of a device are shares whatever mode the document left at its default
     return GpuMode.SHARES if role.gpu.shares else role.gpu.mode
-
-
-def _environment(spec: ExperimentSpec, role: Role) -> dict[str, str]:
-    """Return the role's variables and those that describe its part (LIFE-07)."""
-    env = {"DSEC_ROLE": role.part or role.name, "DSEC_GROUP": role.name}
-    if spec.data and spec.data[0].path:
-        env["DSEC_DATA_PATH"] = spec.data[0].path
-    return env | role.env
 
 
 def _mounts(spec: ExperimentSpec, role: Role) -> list[Mount]:

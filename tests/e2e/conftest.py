@@ -9,8 +9,11 @@ from typing import Self
 import pytest
 from dsec.local import cluster
 from dsec.local.cluster_state import ClusterState, default_root
+from platform_stack import Stack, new_stack
 
 NAME = "e2e"
+FIRST = ("test_documents.py", "test_platform_stack.py")
+"""Files that share the platform; the last one takes it away, before others count what is left."""
 
 
 def quiet(step: str, state: str) -> None:
@@ -31,6 +34,26 @@ def local_cluster() -> Iterator[ClusterState]:
         if alone() and not os.environ.get("DSEC_E2E_KEEP"):
             left = cluster.down(NAME, directory, quiet, purge=True)
             assert left.total() == 0, left.sentence()
+
+
+@pytest.fixture(scope="session")
+def stack(local_cluster: ClusterState, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return the stack `local`, up once somebody calls `bring_up`; destroys what is left of it.
+
+    One test run at a time has it: the cluster holds one platform.
+    """
+    with (default_root() / f"{NAME}.platform").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = new_stack(local_cluster, tmp_path_factory.mktemp("platform"))
+        yield made
+        made.destroy()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files that share the platform one after the other."""
+    items.sort(
+        key=lambda item: FIRST.index(name) if (name := item.path.name) in FIRST else len(FIRST)
+    )
 
 
 class _shared:  # noqa: N801 - used as a context manager, like a function

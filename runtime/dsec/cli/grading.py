@@ -16,11 +16,15 @@ from dsec.client.errors import NotFoundError
 LIMITS: dict[str, Any] = {
     "cpu": "150m",
     "memory": "256Mi",
-    "pids": 32,
+    "pids": 16,
     "disk": "64Mi",
     "max_run_seconds": 20,
 }
-"""What each program gets: little enough that a greedy one is stopped within seconds."""
+"""What each program gets: little enough that a greedy one is stopped within seconds.
+
+So few processes cannot fill so much memory, each with some 10 MiB of its own: a fork bomb always
+meets the limit of processes first.
+"""
 
 _BOOT = """\
 import json, os

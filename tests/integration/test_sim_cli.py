@@ -90,6 +90,20 @@ async def test_add_list_remove(shell: Shell, served: Served, tmp_path: Path) -> 
     assert not list((tmp_path / "state").rglob("parts/*.json"))
 
 
+async def test_two_adds_at_once_lose_no_node(shell: Shell, served: Served) -> None:
+    """Each reads and writes the plan alone, so no number is given twice."""
+    command = ["sim", "nodes", "add", "--count", "2"]
+    try:
+        codes = await asyncio.gather(*(asyncio.to_thread(run, command) for _ in range(3)))
+        assert codes == [0, 0, 0]
+        listed = await shell.dsec("sim", "nodes", "list", "-o", "json")
+        names = [item["name"] for item in json.loads(listed.out)["items"]]
+        assert names == [f"sim-cpu-{number:03d}" for number in range(6)]
+        assert {one.name for one in served.gateway.registrations} == set(names)
+    finally:
+        await shell.dsec("sim", "nodes", "remove", "--all")
+
+
 async def test_what_is_missing_is_said(shell: Shell) -> None:
     """No server, a server without TLS and an unknown profile are sentences with exit code 2."""
     unknown = await shell.dsec("sim", "nodes", "add", "--profile", "quantum")

@@ -1,8 +1,11 @@
 """`dsec sim`: simulated nodes that join a real control plane."""
 
+import fcntl
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +25,7 @@ app.add_typer(nodes, name="nodes")
 PART = "simulated-nodes"
 WAIT_SECONDS = 90.0
 """Forty nodes register within seconds; a busy machine gets the rest."""
+_SAY_WHICH = "say which: names, --profile or --all; 'dsec sim nodes list'"
 
 NameOption = Annotated[str, typer.Option("--name", help="Name of the local cluster.")]
 StateOption = Annotated[
@@ -53,19 +57,20 @@ def add(
         )
     given = Given(name, state_dir, gateway, ca, token_file)
     join, place = find(given, count), directory(given)
-    old = simnodes.read_plan(place)
-    present = old.nodes if old is not None else []
-    fresh = new_nodes(present, profile, count, region)
-    for node, token in zip(fresh, join.tokens, strict=True):
-        simnodes.store_token(place, node.name, token)
-    plan = simnodes.Plan(
-        gateway=join.gateway,
-        ca=join.ca.absolute() if join.ca else None,
-        listen=listen or f"{join.host}:0",
-        nodes=[*present, *fresh],
-    )
-    simnodes.write_plan(place, plan)
-    _ensure_process(place)
+    with _alone(place):
+        old = simnodes.read_plan(place)
+        present = old.nodes if old is not None else []
+        fresh = new_nodes(present, profile, count, region)
+        for node, token in zip(fresh, join.tokens, strict=True):
+            simnodes.store_token(place, node.name, token)
+        plan = simnodes.Plan(
+            gateway=join.gateway,
+            ca=join.ca.absolute() if join.ca else None,
+            listen=listen or f"{join.host}:0",
+            nodes=[*present, *fresh],
+        )
+        simnodes.write_plan(place, plan)
+        _ensure_process(place)
     reports = _wait_registered(place, {node.name for node in fresh})
     note(f"{len(fresh)} nodes added; {len(plan.nodes)} in all")
     show_items(reports, COLUMNS, output)
@@ -94,26 +99,38 @@ def remove(
     from dsec.agent import simnodes
 
     place = directory(Given(name, state_dir))
-    plan = simnodes.read_plan(place)
-    if plan is None or not (names or profile or everything):
-        raise typer.BadParameter("say which: names, --profile or --all; 'dsec sim nodes list'")
-    unknown = set(names or ()) - {node.name for node in plan.nodes}
-    if unknown:
-        raise typer.BadParameter(f"no such node: {', '.join(sorted(unknown))}")
-    gone = [
-        node.name
-        for node in reversed(plan.nodes)
-        if (not names or node.name in names) and (not profile or node.profile == profile)
-    ][:count]
-    plan.nodes = [node for node in plan.nodes if node.name not in gone]
-    simnodes.write_plan(place, plan)
+    if not place.exists() or not (names or profile or everything):
+        raise typer.BadParameter(_SAY_WHICH)
+    with _alone(place):
+        plan = simnodes.read_plan(place)
+        if plan is None:
+            raise typer.BadParameter(_SAY_WHICH)
+        unknown = set(names or ()) - {node.name for node in plan.nodes}
+        if unknown:
+            raise typer.BadParameter(f"no such node: {', '.join(sorted(unknown))}")
+        gone = [
+            node.name
+            for node in reversed(plan.nodes)
+            if (not names or node.name in names) and (not profile or node.profile == profile)
+        ][:count]
+        plan.nodes = [node for node in plan.nodes if node.name not in gone]
+        simnodes.write_plan(place, plan)
+        if not plan.nodes:
+            _run_directory(place).stop(PART)
     if plan.nodes:
         _wait_stopped(place, set(gone))
-    else:
-        _run_directory(place).stop(PART)
     note(f"{len(gone)} nodes removed; {len(plan.nodes)} left")
     # last: an agent that still runs would register again
     forget(plan.gateway, gone)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Let one command at a time change the nodes here, and start or end their process."""
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (place / "plan.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def new_nodes(

@@ -12,7 +12,7 @@ from dsec.local.cluster_state import ClusterState, default_root
 from platform_stack import Stack, new_stack
 
 NAME = "e2e"
-FIRST = ("test_documents.py", "test_platform_stack.py")
+FIRST = ("test_documents.py", "test_platform_rollout.py", "test_platform_stack.py")
 """Files that share the platform; the last one takes it away, before others count what is left."""
 
 

@@ -27,20 +27,19 @@ def quiet(step: str, state: str) -> None:
     """Take a progress report and show nothing."""
 
 
-def machine() -> dict[str, list[str]]:
-    """Count what of clusters of this name is on the machine, without dsec's own counting."""
+def machine(name: str = NAME, place: str = f"/local/{NAME}/") -> dict[str, list[str]]:
+    """Count what of a cluster is on the machine, without dsec's own counting."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     links = json.loads(_output("ip", "-j", "link"))
-    groups = _output("find", "/sys/fs/cgroup", "-maxdepth", "2", "-name", f"dsec-*{NAME}")
+    groups = _output("find", "/sys/fs/cgroup", "-maxdepth", "2", "-name", f"dsec-*{name}")
     commands = [
         path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         for path in Path("/proc").glob("[0-9]*/cmdline")
         if path.exists()
     ]
-    place = f"/local/{NAME}/"
     return {
         "mounts": [line for line in mounts if place in line],
-        "links": [link["ifname"] for link in links if link["ifname"] == f"dsec-{NAME}"],
+        "links": [link["ifname"] for link in links if link["ifname"] == f"dsec-{name}"],
         "cgroups": groups.split(),
         "processes": [c for c in commands if place in c],
         "rules": [line for line in _output("nft", "list", "ruleset").splitlines() if line.strip()],
@@ -281,6 +280,7 @@ def test_down_and_up_go_on_with_the_data_within_a_minute(state: ClusterState, we
 def test_an_up_killed_at_birth_leaves_nothing_after_down(before: dict[str, list[str]]) -> None:
     """Killed at any moment of its first second, `up` leaves only what `down` finds."""
     directory = default_root() / NAME / "birth"
+    clean = machine("birth", f"/local/{NAME}/birth")
     for delay in (0.6, 1.2):
         command = [sys.executable, "-m", "dsec.cli.main", "local", "up", "--name=birth"]
         command += [f"--state-dir={directory}"]
@@ -291,4 +291,6 @@ def test_an_up_killed_at_birth_leaves_nothing_after_down(before: dict[str, list[
         if (directory / "cluster.json").exists():
             left = cluster.down("birth", directory, quiet, purge=True)
             assert left.total() == 0, left.sentence()
+        # also where it died too early to say what it began
+        assert machine("birth", f"/local/{NAME}/birth") == clean
     assert before["mounts"] == []

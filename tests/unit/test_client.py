@@ -73,8 +73,8 @@ def test_both_clients_have_the_same_verbs() -> None:
                 (parameter.name, parameter.kind, parameter.default)
                 for parameter in inspect.signature(member).parameters.values()
             ]
-            for name, member in vars(kind).items()
-            if inspect.isfunction(member) and not name.startswith("_")
+            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
         }
 
     assert verbs(AsyncClient) == verbs(Client)

@@ -74,7 +74,7 @@ def exec_(
 def _copy(frames: "Iterator[Frame]") -> "ExecEnd":
     """Copy output as it comes; return the end. A cut stream raises in the iterator."""
     from dsec.api.frames import ExecEnd, FrameType
-    from dsec.client._async import end_of
+    from dsec.client._messages import end_of
 
     end = ExecEnd()
     for frame in frames:

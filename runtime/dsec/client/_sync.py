@@ -16,16 +16,9 @@ import httpx2
 from dsec.api.frames import Frame
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.wire import KeyedAnswer
-from dsec.client._async import (
-    LEAVE_SECONDS,
-    Answers,
-    AsyncClient,
-    Creates,
-    Document,
-    Record,
-    Records,
-    Statuses,
-)
+from dsec.client._async import AsyncClient
+from dsec.client._experiments import LEAVE_SECONDS
+from dsec.client._messages import Answers, Creates, Document, Record, Records, Statuses
 from dsec.client._transport import CALL_TIMEOUT, PATIENCE
 from dsec.client.batch import ExecResult, Progress
 from dsec.client.context import Context

@@ -9,6 +9,7 @@ from client_fake import status_of
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxStatus
 from dsec.cli import grading
+from dsec.cli.demo_report import identities
 
 ALONE = [
     one
@@ -88,3 +89,21 @@ def test_it_fails_outside_a_sandbox_too(program: grading.Program, tmp_path: Path
         stderr=done.stderr.decode(),
     )
     assert program.fits(status_of(0, end))
+
+
+def test_identities_count_by_the_number_that_never_repeats() -> None:
+    """An inode may come again; where the kernel gives no number, the screen says inodes."""
+    numbered = [
+        Evidence(pid_namespace=7, net_namespace=8, pid_namespace_id=one, net_namespace_id=one)
+        for one in (1, 2)
+    ]
+    for evidence, found in (
+        (numbered, {"pid namespaces": 2, "net namespaces": 2}),
+        (
+            [Evidence(pid_namespace=7, net_namespace=8)] * 2,
+            {"pid namespace inodes": 1, "net namespace inodes": 1},
+        ),
+    ):
+        ends = [End(reason=EndReason.COMPLETED, evidence=one) for one in evidence]
+        counts = identities(status_of(index, end) for index, end in enumerate(ends))
+        assert counts == {"sandbox ids": 2, "cgroup paths": 0, **found}

@@ -49,17 +49,24 @@ def show(
 def identities(results: Iterable[SandboxStatus]) -> dict[str, int]:
     """Return how many distinct sandboxes, namespaces and cgroups there were.
 
-    The kernel may give an inode again once its namespace is gone; ids and cgroup paths never
-    repeat.
+    Namespaces are told apart by the kernel's number of them where it gives one. An inode, which
+    every kernel gives, may come again once its namespace is gone, and is named as such.
     """
     results = list(results)
     seen = [status.end.evidence for status in results if status.end]
-    return {
+    found = {
         "sandbox ids": len({status.identity.id for status in results}),
         "cgroup paths": len({one.cgroup for one in seen if one.cgroup}),
-        "pid namespaces": len({one.pid_namespace for one in seen if one.pid_namespace}),
-        "net namespaces": len({one.net_namespace for one in seen if one.net_namespace}),
     }
+    if any(one.pid_namespace_id for one in seen):
+        pid = {one.pid_namespace_id for one in seen if one.pid_namespace_id}
+        net = {one.net_namespace_id for one in seen if one.net_namespace_id}
+        return {**found, "pid namespaces": len(pid), "net namespaces": len(net)}
+    inodes = {
+        "pid namespace inodes": len({one.pid_namespace for one in seen if one.pid_namespace}),
+        "net namespace inodes": len({one.net_namespace for one in seen if one.net_namespace}),
+    }
+    return found | inodes
 
 
 def words(evidence: dict[str, Any]) -> str:

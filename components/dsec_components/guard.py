@@ -6,6 +6,7 @@ the check; it runs in the dsec plugin (`dsec_components.host`), where no program
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,9 +25,13 @@ SILENCE_SECONDS = 30.0
 """How long an API server may be silent before destroy gives up: a restart takes less."""
 PURGE_SECONDS = 150.0
 """How long the controller may take to collect and clean what purge deletes."""
+SETTLE_SECONDS = 45.0
+"""How long sandboxes that end may still be counted: twice as long as a tenant's status may age."""
 PAUSE_SECONDS = 2.0
 UNREACHABLE = "PULUMI_K8S_DELETE_UNREACHABLE"
 """With this set, the Kubernetes provider forgets what it cannot reach; so does the guard."""
+LIVE = ("starting", "ready", "paused")
+"""The counts of a role that are sandboxes, as its status names them."""
 RECORDS = ("experiments", "sandboximages", "sandboxnodepools", "tenants")
 """In the order of deletion. Nodes go with their definition."""
 
@@ -98,15 +103,18 @@ def check(
 ) -> list[str]:
     """Let destroy go on, or raise RefusedError. Returns remarks for the log.
 
-    protect: refuses while an experiment that another stack or a person declared has not completed.
+    protect: refuses while an experiment that another stack or a person declared has not completed,
+    or while a tenant has sandboxes that were created one by one, without an experiment.
     purge: deletes every record that this stack does not delete itself, and waits for them.
+    Sandboxes without a record it can only name.
     """
     waiting = waiting or Waiting()
     try:
         if deletion is Deletion.PROTECT:
             _refuse_foreign(_patiently(cluster, "experiments", waiting), stack)
+            _refuse_keyed(cluster, waiting)
             return []
-        return [remark for plural in RECORDS for remark in _purge(cluster, plural, stack, waiting)]
+        return [*_purge_all(cluster, stack, waiting)]
     except SilentError as error:
         if os.environ.get(UNREACHABLE, "").lower() in {"1", "true"}:
             return [f"The Kubernetes API server at {cluster.server} is gone; so is what it held."]
@@ -136,9 +144,46 @@ def _refuse_foreign(experiments: list[Object], stack: str) -> None:
     count = "1 experiment" if len(live) == 1 else f"{len(live)} experiments"
     raise RefusedError(
         f"{count} that this stack did not declare would be lost: {', '.join(live[:NAMED])}{rest}. "
-        "Nothing was deleted. Wait for them or delete them (dsec delete experiment NAME --project "
+        "Nothing was deleted. Wait for them or delete them (dsec delete NAME --project "
         "PROJECT); or set `deletion: purge`, run `pulumi up`, and destroy again."
     )
+
+
+def _purge_all(cluster: Cluster, stack: str, waiting: Waiting) -> Iterator[str]:
+    if keyed := _keyed(cluster, waiting):
+        yield f"Sandboxes without an experiment go on until their time ends: {keyed}."
+    for plural in RECORDS:
+        yield from _purge(cluster, plural, stack, waiting)
+
+
+def _refuse_keyed(cluster: Cluster, waiting: Waiting) -> None:
+    """Refuse while sandboxes without an experiment live; ones that just ended are waited for."""
+    end = waiting.now() + SETTLE_SECONDS
+    while keyed := _keyed(cluster, waiting):
+        if waiting.now() >= end:
+            raise RefusedError(
+                f"Sandboxes that were created without an experiment would be left behind: {keyed}. "
+                "Nothing was deleted. Wait for them or stop them (`stop` of the SDK, or DELETE "
+                "/v1/projects/PROJECT/sandboxes/ID; dsec get sandboxes lists them); or set "
+                "`deletion: purge`, run `pulumi up`, and destroy again."
+            )
+        waiting.sleep(PAUSE_SECONDS)
+
+
+def _keyed(cluster: Cluster, waiting: Waiting) -> str:
+    """Name the tenants with more live sandboxes than their experiments have, and how many."""
+    live: Counter[str] = Counter()
+    for one in _patiently(cluster, "experiments", waiting):
+        for role in (one.get("status") or {}).get("roles") or []:
+            live[one["metadata"].get("namespace", "")] += sum(role.get(k, 0) for k in LIVE)
+    found = []
+    for tenant in _patiently(cluster, "tenants", waiting):
+        projects = (tenant.get("spec") or {}).get("projects") or []
+        used = ((tenant.get("status") or {}).get("used") or {}).get("sandboxes") or 0
+        more = used - sum(live[project] for project in projects)
+        if more > 0:
+            found.append(f"{more} of {_words(tenant)} (projects: {', '.join(projects)})")
+    return "; ".join(found)
 
 
 def _purge(cluster: Cluster, plural: str, stack: str, waiting: Waiting) -> Iterator[str]:

@@ -33,6 +33,8 @@ class FakeCluster:
     experiments: list[dict[str, Any]] = field(default_factory=list)
     finishes: bool = True
     silent: int = 0
+    tenants: list[dict[str, Any]] = field(default_factory=list)
+    ends_after: int | None = None
     released: list[str] = field(default_factory=list)
     server: str = "https://api.test:6443"
 
@@ -41,6 +43,12 @@ class FakeCluster:
         if self.silent:
             self.silent -= 1
             raise SilentError("connection refused")
+        if plural == "tenants":
+            if self.ends_after is not None:
+                self.ends_after -= 1
+                if self.ends_after <= 0:
+                    self.tenants = []
+            return list(self.tenants)
         return list(self.experiments) if plural == "experiments" else []
 
     def delete(self, plural: str, record: dict[str, Any]) -> None:
@@ -95,6 +103,35 @@ def test_purge_deletes_foreign_records_and_leaves_own_ones_to_the_engine(waiting
     assert [one["metadata"]["name"] for one in cluster.experiments] == ["mine"]
     assert "team/theirs" in remarks[0]
     assert cluster.released == []
+
+
+def tenant(name: str, used: int, *projects: str) -> dict[str, Any]:
+    """Return this stack's Tenant, with so many live sandboxes."""
+    return {
+        "metadata": {"name": name, "labels": {"dsec.dev/stack": MINE}},
+        "spec": {"projects": list(projects)},
+        "status": {"used": {"sandboxes": used}},
+    }
+
+
+def test_protect_refuses_sandboxes_without_an_experiment(waiting: Waiting) -> None:
+    """They have no record; the tenant's count tells of them. Those of experiments are known."""
+    mine = experiment("mine", stack=MINE)
+    mine["status"]["roles"] = [{"name": "w", "starting": 1, "ready": 2, "paused": 1, "pending": 9}]
+    cluster = FakeCluster([mine], tenants=[tenant("walkers", 4, "team", "other")])
+    assert check(cluster, Deletion.PROTECT, MINE, waiting) == []
+    cluster.tenants = [tenant("walkers", 7, "team", "other"), tenant("idle", 0, "x")]
+    with pytest.raises(RefusedError, match=r"3 of walkers \(projects: team, other\)\. Nothing"):
+        check(cluster, Deletion.PROTECT, MINE, waiting)
+    assert 0 < waiting.now() < 60
+    remarks = check(cluster, Deletion.PURGE, MINE, waiting)
+    assert "3 of walkers" in remarks[0]
+
+
+def test_protect_waits_for_sandboxes_that_just_ended(waiting: Waiting) -> None:
+    """A tenant's status is some seconds old."""
+    cluster = FakeCluster(tenants=[tenant("walkers", 1, "team")], ends_after=4)
+    assert check(cluster, Deletion.PROTECT, MINE, waiting) == []
 
 
 def test_purge_forces_what_nobody_finishes_and_says_so(waiting: Waiting) -> None:

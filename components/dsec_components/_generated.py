@@ -446,31 +446,8 @@ class TenantSpec(TypedDict):
     """Its experiments may open all egress. Change: live."""
 
 
-class Taint(TypedDict):
-    """Kubernetes taint that nodes of the pool carry."""
-
-    key: pulumi.Input[str]
-    """Key."""
-
-    value: NotRequired[pulumi.Input[str]]
-    """Value."""
-
-    effect: NotRequired[pulumi.Input[str]]
-    """NoSchedule, PreferNoSchedule or NoExecute."""
-
-
-class Watermarks(TypedDict):
-    """Use at which a node takes no more, and at which it takes work again."""
-
-    high_percent: NotRequired[pulumi.Input[int]]
-    """No new sandboxes above this booked share."""
-
-    low_percent: NotRequired[pulumi.Input[int]]
-    """New sandboxes again below this booked share."""
-
-
 class AgentSettings(TypedDict):
-    """How the agents of a pool run."""
+    """How the agents of a pool run; its agents roll when it changes."""
 
     heartbeat_seconds: NotRequired[pulumi.Input[int]]
     """Heartbeat period given to sandboxes."""
@@ -482,7 +459,7 @@ class AgentSettings(TypedDict):
     """Kept for the node itself."""
 
     reserved_memory_bytes: NotRequired[pulumi.Input[int]]
-    """Kept for the node itself."""
+    """Kept for the node itself; default: a sixteenth, at most 1 GiB."""
 
     start_deadline_seconds: NotRequired[pulumi.Input[int]]
     """Time to the first heartbeat."""
@@ -499,12 +476,6 @@ class SandboxNodePoolSpec(TypedDict):
 
     node_selector: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
     """Kubernetes node labels that make a node a member. Change: live."""
-
-    taints: NotRequired[pulumi.Input[list[pulumi.Input[Taint]]]]
-    """Taints. Change: live."""
-
-    watermarks: NotRequired[pulumi.Input[Watermarks]]
-    """Fill limits. Change: live."""
 
     agent: NotRequired[pulumi.Input[AgentSettings]]
     """How its agents run. Change: new replicas only."""

@@ -15,6 +15,14 @@ from dsec_components.servers import METRICS_PORT
 
 TOKEN_AUDIENCE = "dsec"  # noqa: S105 - the audience of a token, not a token
 TOKEN_SECONDS = 3600
+AGENT_SETTINGS = {
+    "heartbeat_seconds": "SANDBOX_HEARTBEAT_SECONDS",
+    "max_sandboxes": "MAX_SANDBOXES",
+    "reserved_cpu_milli": "RESERVED_CPU_MILLI",
+    "reserved_memory_bytes": "RESERVED_MEMORY_BYTES",
+    "start_deadline_seconds": "START_DEADLINE_SECONDS",
+}
+"""Each field of a pool's AgentSettings, and the agent's own setting that it becomes."""
 
 
 class AgentsArgs(Placed):
@@ -191,6 +199,11 @@ def _agent_environment(
             lambda known: ",".join(f"{key}={value}" for key, value in sorted(known.items()))
         ),
     }
+    settings: Any = spec.get("agent") or {}
+    for field, key in AGENT_SETTINGS.items():
+        # what the pool leaves out is the agent's own default; Pulumi's numbers may be floats
+        if (given := settings.get(field)) is not None:
+            values[key] = pulumi.Output.from_input(given).apply(lambda known: str(int(known)))
     return [{"name": f"DSEC_AGENT_{key}", "value": value} for key, value in values.items()]
 
 

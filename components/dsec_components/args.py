@@ -161,7 +161,7 @@ class OnPremNodePoolArgs(TypedDict):
     """Inputs of OnPremNodePool."""
 
     spec: NotRequired[SandboxNodePoolSpec]
-    """Kind, labels, membership, watermarks and agent settings."""
+    """Kind, labels, membership and agent settings."""
     pool_name: NotRequired[str]
     """Name of the SandboxNodePool; default: the component's. Replace."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]

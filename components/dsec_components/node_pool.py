@@ -11,7 +11,7 @@ from dsec_components.record import record
 
 
 class OnPremNodePool(Component):
-    """A pool of nodes that nobody buys or returns: kind, labels, watermarks, agent settings."""
+    """A pool of nodes that nobody buys or returns: kind, labels, agent settings."""
 
     pool_name: pulumi.Output[str]
     """Name of the SandboxNodePool."""

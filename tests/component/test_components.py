@@ -9,7 +9,9 @@ from typing import Any
 import pulumi
 import pytest
 from conftest import Run, is_secret, plain
+from dsec.agent.config import load
 from dsec.api.config import Deletion, Exposure
+from dsec.api.nodes import AgentSettings
 from dsec_components.experiment import Experiment
 from dsec_components.host import COMPONENTS
 from dsec_components.node_pool import OnPremNodePool
@@ -208,6 +210,29 @@ def test_each_pool_has_its_agents_and_its_nodes_carry_its_labels(run: Run) -> No
     assert [one.inputs["metadata"]["name"] for one in alone.of("apps/v1:DaemonSet")] == [
         "dsec-agent"
     ]
+
+
+def test_the_agents_of_a_pool_get_its_settings(run: Run) -> None:
+    """Every field of AgentSettings reaches the agent, and the agent takes it."""
+    given = {
+        "heartbeat_seconds": 5,
+        "max_sandboxes": 400,
+        "reserved_cpu_milli": 500,
+        "reserved_memory_bytes": 17_179_869_184,
+        "start_deadline_seconds": 90,
+    }
+    assert set(given) == set(AgentSettings.model_fields)
+    pools = {"a": {"agent": given}}
+    (agents,) = run(lambda opts: make(Runtime, "rt", opts, pools=pools)).of("apps/v1:DaemonSet")
+    pod = plain(agents.inputs)["spec"]["template"]["spec"]
+    told = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+    told |= {"DSEC_AGENT_NODE_NAME": "n", "DSEC_AGENT_LISTEN": "10.0.0.1:7443"}
+    config = load({}, {name: value for name, value in told.items() if value})
+    assert config.sandbox_heartbeat_seconds == 5
+    assert config.max_sandboxes == 400
+    assert config.reserved_cpu_milli == 500
+    assert config.reserved_memory_bytes == 17_179_869_184
+    assert config.start_deadline_seconds == 90
 
 
 def test_a_platform_hands_its_pools_on(run: Run) -> None:

@@ -168,11 +168,11 @@ def test_a_good_tenant() -> None:
 
 
 def test_images_and_pools() -> None:
-    """A registry of the tenant's, and watermarks in order."""
+    """A registry of the tenant's, and settings within their limits."""
     assert review("SandboxImage", {"reference": "registry.example/a:1"})["allowed"]
     assert fields(review("SandboxImage", {"reference": "evil.example/a:1"})) == {"spec.reference"}
-    marks = {"watermarks": {"lowPercent": 95, "highPercent": 90}}
-    assert fields(review("SandboxNodePool", marks)) == {"spec.watermarks.lowPercent"}
+    none = {"agent": {"maxSandboxes": 0}}
+    assert fields(review("SandboxNodePool", none)) == {"spec.agent.maxSandboxes"}
 
 
 def test_only_the_tenant_controller_labels_namespaces() -> None:

@@ -51,29 +51,8 @@ class PoolKind(StrEnum):
     MIXED = "mixed"
 
 
-class Taint(WireModel):
-    """Kubernetes taint that nodes of the pool carry."""
-
-    key: Word = Field(description="Key.")
-    value: Word = Field(default="", description="Value.")
-    effect: Annotated[str, Field(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$")] = Field(
-        default="NoSchedule", description="NoSchedule, PreferNoSchedule or NoExecute."
-    )
-
-
-class Watermarks(WireModel):
-    """Use at which a node takes no more, and at which it takes work again."""
-
-    high_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=100, description="No new sandboxes above this booked share."
-    )
-    low_percent: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=90, description="New sandboxes again below this booked share."
-    )
-
-
 class AgentSettings(WireModel):
-    """How the agents of a pool run."""
+    """How the agents of a pool run; its agents roll when it changes."""
 
     heartbeat_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
         default=15, description="Heartbeat period given to sandboxes."
@@ -82,7 +61,9 @@ class AgentSettings(WireModel):
         default=2000, description="Most live sandboxes on a node."
     )
     reserved_cpu_milli: Bytes = Field(default=0, description="Kept for the node itself.")
-    reserved_memory_bytes: Bytes = Field(default=0, description="Kept for the node itself.")
+    reserved_memory_bytes: Bytes | None = Field(
+        default=None, description="Kept for the node itself; default: a sixteenth, at most 1 GiB."
+    )
     start_deadline_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=60, description="Time to the first heartbeat."
     )
@@ -96,8 +77,6 @@ class SandboxNodePoolSpec(WireModel):
     node_selector: Live[Labels] = Field(
         default={}, description="Kubernetes node labels that make a node a member."
     )
-    taints: Live[list[Taint]] = Field(default=[], max_length=32, description="Taints.")
-    watermarks: Live[Watermarks] = Field(default=Watermarks(), description="Fill limits.")
     agent: NewReplicas[AgentSettings] = Field(
         default=AgentSettings(), description="How its agents run."
     )

@@ -14,7 +14,8 @@ from s3_server import free_ports
 
 SIMULATED = 12
 """Nodes with room for the 5,000 of the soak."""
-OVERCOMMIT = 4.0
+OVERCOMMIT = 2.0
+"""On two cores 16 programs of a quarter core at once, and 200 of a fiftieth."""
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,10 @@ TABLE = [
     ),
     (
         Refusal(R.INPUT, "they were not uploaded", "0a1b"),
-        "items 0a1b: they were not uploaded; starts when they have been uploaded as text",
+        (
+            "items: asked 0a1b, free 0: they were not uploaded; starts when they have been "
+            "uploaded as text"
+        ),
     ),
     (
         Refusal(R.CONTROL_PLANE, "leader", 1),

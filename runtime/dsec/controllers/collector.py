@@ -97,7 +97,7 @@ class Collector:
                     "the agent came back and does not know it any more",
                     self._clock,
                 )
-                for sandbox in dispatcher.lost(node, present)
+                for sandbox in dispatcher.lost(node, present, asked=memory.asked)
             ]
         await self.end(ended)
         if finished:

@@ -5,19 +5,23 @@ call, a lost reply or a new leader needs no memory: the same question is asked a
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
 from dsec.api.reasons import EndReason
 from dsec.api.wire import StopCall
 from dsec.controllers.fleet import Fleet
-from dsec.journal.bindings import Bindings
+from dsec.journal.bindings import Binding, Bindings
 from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
 from dsec.world.clock import Clock, Randomness
 
 BATCH = 500
 """Creates in one call: a few hundred kilobytes, accepted by one group commit."""
+BATCH_BYTES = 16 << 20
+"""Of specs in one call, as far as there is more than one."""
+SPEC_BYTES = 48 << 20
+"""Of one spec: agents take calls of 64 MiB."""
 FIRST_RETRY, LAST_RETRY = 0.3, 5.0
 
 log = structlog.get_logger()
@@ -35,45 +39,66 @@ class Dispatcher:
         clock: Clock,
         randomness: Randomness,
         on_refused: Callable[[str, str, str], None],
+        on_unsendable: Callable[[Binding, str], Awaitable[None]],
     ) -> None:
-        """`on_refused(id, node, reason)` is told of each create that an agent turned down."""
+        """`on_refused(id, node, reason)` is told of each create that an agent turned down.
+
+        `on_unsendable(binding, why)` ends what no agent can ever be asked for.
+        """
         self._epoch = epoch
         self._state = state
         self._fleet = fleet
         self._clock = clock
         self._randomness = randomness
         self._on_refused = on_refused
-        self._confirmed: dict[str, str] = {}
+        self._on_unsendable = on_unsendable
+        self._confirmed: dict[str, tuple[str, float]] = {}
         self._stops: dict[str, dict[str, tuple[EndReason, str]]] = {}
         self._acks: dict[str, set[str]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._wakes: dict[str, asyncio.Event] = {}
         self._progress = asyncio.Condition()
         self.stale = asyncio.Event()
+        self.failure: BaseException | None = None
 
     def wake(self, node: str) -> None:
         """Let a node's worker look at what its agent should be told."""
         self._wakes.setdefault(node, asyncio.Event()).set()
         worker = self._workers.get(node)
         if worker is None or worker.done():
-            self._workers[node] = asyncio.create_task(self._work(node), name=f"dispatch-{node}")
+            worker = asyncio.create_task(self._work(node), name=f"dispatch-{node}")
+            worker.add_done_callback(self._over)
+            self._workers[node] = worker
+
+    def _over(self, worker: asyncio.Task[None]) -> None:
+        """Keep what ended a worker: the term has to end with it."""
+        if not worker.cancelled() and worker.exception() is not None:
+            self.failure = worker.exception()
 
     def confirm(self, node: str, ids: Iterable[str]) -> None:
         """Take note that an agent has these sandboxes."""
+        now = self._clock.monotonic()
         for sandbox in ids:
-            self._confirmed[sandbox] = node
+            if not self.confirmed(sandbox, node):
+                self._confirmed[sandbox] = (node, now)
 
     def confirmed(self, sandbox: str, node: str) -> bool:
         """Return whether that node's agent is known to have a sandbox."""
-        return self._confirmed.get(sandbox) == node
+        known = self._confirmed.get(sandbox)
+        return known is not None and known[0] == node
 
-    def lost(self, node: str, known: Iterable[str]) -> list[str]:
-        """Given all ids that a restarted agent knows, return those confirmed there and now gone."""
+    def lost(self, node: str, known: Iterable[str], *, asked: float) -> list[str]:
+        """Given all ids that a restarted agent knows, return those confirmed there and now gone.
+
+        `asked` is when it was asked: what was confirmed since then may be missing in the answer.
+        """
         present = set(known)
         return [
             binding.id
             for binding in self._state.on_node(node)
-            if self.confirmed(binding.id, node) and binding.id not in present
+            if self.confirmed(binding.id, node)
+            and self._confirmed[binding.id][1] < asked
+            and binding.id not in present
         ]
 
     def stop(self, node: str, sandbox: str, reason: EndReason, message: str) -> None:
@@ -167,20 +192,40 @@ class Dispatcher:
     async def _step(self, node: str) -> bool:
         """Make one call where one is due. False: there is nothing to say."""
         watch = self._fleet.watch(node)
-        if watch is None:
+        if watch is None or watch.memory.seen is None:
+            # what it has already is known with its first answer, which wakes this worker
             return False
         due = [b for b in self._state.on_node(node) if not self.confirmed(b.id, node)][:BATCH]
+        due = await self._sendable(due)
         if due:
+            asked = {b.id for b in due}
             answers = await watch.client.create(self._epoch, [b.spec for b in due])
+            answers = [answer for answer in answers if answer.id in asked]
             for answer in answers:
                 if answer.accepted:
-                    self._confirmed[answer.id] = node
+                    self.confirm(node, [answer.id])
                 else:
                     self._on_refused(answer.id, node, answer.reason)
             await self._tell()
             # refused ones are moved by the placer; asking again at once would only spin
             return any(answer.accepted for answer in answers)
         return await self._stop_some(node) or await self._acknowledge_some(node)
+
+    async def _sendable(self, due: list[Binding]) -> list[Binding]:
+        """Return the first of these that fit in one call; those that fit in none are ended."""
+        batch: list[Binding] = []
+        total = 0
+        for binding in due:
+            size = len(binding.spec.model_dump_json(by_alias=True, exclude_none=True).encode())
+            if size > SPEC_BYTES:
+                why = f"what it asks for has {size} bytes; at most {SPEC_BYTES} can be sent"
+                await self._on_unsendable(binding, why)
+                continue
+            if batch and total + size > BATCH_BYTES:
+                break
+            batch.append(binding)
+            total += size
+        return batch
 
     async def _stop_some(self, node: str) -> bool:
         watch, stops = self._fleet.watch(node), self._stops.get(node, {})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
+from dsec.api.reasons import EndReason
 from dsec.api.records import Tenant
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer, KeyedAnswers, NodeState
@@ -77,6 +78,7 @@ class Term:
             clock=clock,
             randomness=world.randomness,
             on_refused=self._refused,
+            on_unsendable=self._unsendable,
         )
         self.tenants = Tenants(
             world.records,
@@ -218,6 +220,10 @@ class Term:
     def _refused(self, sandbox: str, node: str, reason: str) -> None:
         self.placer.refused(sandbox, node, reason)
 
+    async def _unsendable(self, binding: Binding, why: str) -> None:
+        status = closed_status(binding, EndReason.START_FAILED, why, self.world.clock)
+        await self.collector.end([status])
+
     def _changed(self, bindings: Sequence[Binding]) -> None:
         keys = {
             (b.spec.identity.project, b.spec.identity.experiment)
@@ -278,6 +284,8 @@ class Term:
         while True:
             for failure in self.fleet.failures():
                 raise failure
+            if self.dispatcher.failure is not None:
+                raise self.dispatcher.failure
             if self.dispatcher.stale.is_set():
                 self.dispatcher.stale.clear()
                 await self.bind_log.verify()

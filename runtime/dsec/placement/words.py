@@ -78,8 +78,8 @@ def _quota(refusal: Refusal) -> str:
     dimension = refusal.dimension
     if dimension == "tenant":
         return (
-            f"tenant {refusal.asked}: free 0, for there is no such Tenant and so no quota; starts "
-            f"when its record is there again"
+            f"quota of tenant: asked {refusal.asked}, free 0: there is no such Tenant; starts when "
+            f"its record is there again"
         )
     return (
         f"quota of {NAMES.get(dimension, dimension)}: asked {amount(dimension, refusal.asked)}, "
@@ -123,7 +123,8 @@ def _image(refusal: Refusal) -> str:
 
 def _input(refusal: Refusal) -> str:
     return (
-        f"items {refusal.asked}: {refusal.dimension}; starts when they have been uploaded as text"
+        f"items: asked {refusal.asked}, free 0: {refusal.dimension}; starts when they have been "
+        f"uploaded as text"
     )
 
 

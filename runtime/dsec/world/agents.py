@@ -121,7 +121,10 @@ class AgentClient:
 
 @dataclass(slots=True)
 class NodeMemory:
-    """What a watcher knows of a node. Times are monotonic seconds of the watcher's clock."""
+    """What a watcher knows of a node. Times are monotonic seconds of the watcher's clock.
+
+    `asked` is when the poll of the last answer was sent: what happened later may not be in it.
+    """
 
     name: str
     endpoint: str
@@ -129,6 +132,7 @@ class NodeMemory:
     incarnation: int = 0
     seq: int = -1
     seen: float | None = None
+    asked: float = 0.0
     utc: datetime | None = None
     used: Usage = field(default_factory=Usage)
     live: int = 0
@@ -195,6 +199,7 @@ class NodeWatch:
             memory = self.memory
             # the first answer must come at once: until then nothing is known
             wait = POLL_WAIT if memory.seen is not None and quiet else 0.0
+            memory.asked = self._clock.monotonic()
             try:
                 state = await self.client.state(memory.seq, memory.boot_id, wait)
             except (AgentSilentError, AgentRefusedError) as problem:

@@ -200,7 +200,10 @@ class ImageStore:
                 raise _failed(image, str(error)) from error
             entry = self._entry(image)
             draft = entry.with_suffix(f".{uuid.uuid4().hex}")
-            draft.write_text(json.dumps(asdict(stack)))
+            with draft.open("w") as file:
+                file.write(json.dumps(asdict(stack)))
+                file.flush()
+                os.fsync(file.fileno())
             draft.replace(entry)
             self._fresh_until[image] = time.monotonic() + _TAG_SECONDS
             return stack
@@ -247,6 +250,8 @@ class ImageStore:
                     "--file", str(archive), "--directory", str(draft),
                 )  # fmt: skip
                 await asyncio.to_thread(convert_whiteouts, draft)
+                # its content must be on disk before its name is: nobody looks at a layer again
+                await _run("sync", "--file-system", str(draft))
                 draft.rename(self.layers / name)
             except BaseException:
                 await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)

@@ -54,6 +54,9 @@ def make_disk(templates: Path, target: Path, size: int) -> None:
         if done.returncode:
             draft.unlink()
             raise RuntimeError(f"mkfs.ext4: {done.stderr.strip()}")
+        # its blocks must be on disk before its name is: after a power failure it is copied as it is
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
         draft.replace(template)
     copy_sparse(template, target)
 

@@ -54,6 +54,8 @@ class AgentsArgs(Placed):
     """host:port of the registry; empty: none."""
     plain_registry: bool
     """The registry is spoken to without TLS."""
+    log_level: pulumi.Input[str]
+    """Least level of log lines."""
     config_digest: pulumi.Input[str]
     """Pods roll when it changes."""
     await_ready: NotRequired[bool]
@@ -194,6 +196,7 @@ def _agent_environment(
         "CA": "/etc/dsec/secrets/ca/ca.crt",
         "TOKEN_FILE": "/etc/dsec/secrets/token/token",
         "LISTEN": f"$(NODE_IP):{args['port']}",
+        "LOG_LEVEL": args["log_level"],
         "POOL": pool,
         "LABELS": pulumi.Output.from_input(spec.get("labels") or {}).apply(
             lambda known: ",".join(f"{key}={value}" for key, value in sorted(known.items()))

@@ -166,6 +166,7 @@ class Runtime(Component):
                 "max_unavailable": part.get("max_unavailable") or 1,
                 "gateway_address": gateways.service_address,
                 **_registry(args),
+                "log_level": args.get("log_level", "info"),
                 "config_digest": settings.digest,
                 "await_ready": args.get("await_ready", True),
             },

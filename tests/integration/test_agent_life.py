@@ -41,7 +41,7 @@ async def test_a_sandbox_completes_and_its_history_is_whole(world: World) -> Non
     assert (status.end.reason, status.end.exit_code) == ("completed", 0)
     assert status.end.archive == f"artifacts/{prefix}"
     assert (state.used.cpu_milli, state.live) == (0, 0)
-    assert agent.core.gpus.booked_bytes("GPU-sim-sim-0") == 0
+    assert agent.core.gpus._uses["GPU-sim-sim-0"].clients == {}
     await agent.close()
 
 

@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
         assert used.disk_bytes <= have.disk_bytes
         assert used.pids <= have.pids
         for device in have.devices:
-            assert self.core.gpus.booked_bytes(device.uuid) <= device.memory_bytes
+            assert sum(self.core.gpus._uses[device.uuid].clients.values()) <= device.memory_bytes
             holders = [s for s in live if device.uuid in s.devices]
             whole = [s for s in holders if (s.resources.gpu_mode or GpuMode.WHOLE) == "whole"]
             assert not whole or len(holders) == 1

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dsec.agent import logs
 from dsec.agent.config import AgentConfig, ConfigError, load, pairs, registry_of
 from dsec.agent.serving import Host
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError
 from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
+from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.substrate import Substrate, SubstrateError
 
@@ -95,6 +95,7 @@ def main() -> int:
         if options.labels is not None:
             values["labels"] = pairs(options.labels)
         config = load(values)
+        logs.configure(config.log_level)
         # the container substrate starts tasks of its own: it is made inside the loop
         asyncio.run(serve(config, lambda: substrate_of(options, config)))
     except ConfigError as error:

@@ -138,12 +138,6 @@ class SandboxCgroups:
     def _enable(self, level: Path) -> None:
         (level / "cgroup.subtree_control").write_text("+memory +pids +cpu")
 
-    def teardown(self) -> None:
-        """Remove the parents, which must be empty of sandboxes."""
-        for root in self.hierarchies.all_roots():
-            with contextlib.suppress(FileNotFoundError):
-                (root / self.parent).rmdir()
-
     def _init_directory(self, root: Path, sandbox: str) -> Path:
         base = root / self.parent
         if self.hierarchies.version == 2:  # noqa: PLR2004 - the name of the version

@@ -48,6 +48,7 @@ class AgentConfig(Model):
         default=Path("/etc/dsec/registry.json"),
         description="What the stack says about its registry ({host, tls}); may be absent.",
     )
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     pool: str = ""
     labels: dict[str, str] = {}
     cpu_overcommit: float = Field(

@@ -75,10 +75,6 @@ class Gpus:
             if not use.clients:
                 use.mode = None
 
-    def booked_bytes(self, uuid: str) -> int:
-        """Return the memory that is booked on a device, in bytes."""
-        return sum(self._uses[uuid].clients.values())
-
     @staticmethod
     def _need(resources: Resources) -> int:
         return max(resources.gpu_memory_bytes, resources.gpu_shares * BYTES_PER_SHARE)

@@ -16,13 +16,13 @@ from pathlib import Path
 import structlog
 from pydantic import Field, ValidationError
 
-from dsec.agent import logs
 from dsec.agent.config import AgentConfig
 from dsec.agent.serving import Host
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError, replace_durably
 from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
 from dsec.api.base import Model
+from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
 
 PLAN, REPORT, TOKENS = "plan.json", "report.json", "tokens"

@@ -20,10 +20,3 @@ def dns_name(given: str) -> str:
     form = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")
     form = form[: _LONGEST - _HASH - 1].rstrip("-") or "x"
     return f"{form}-{digest}"
-
-
-def label_value(text: str) -> str:
-    """Return text as a Kubernetes label value: as it is where it fits, else its DNS form."""
-    if len(text) <= _LONGEST and re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", text):
-        return text
-    return dns_name(text)

@@ -144,11 +144,6 @@ def is_namespace(path: Path) -> bool:
     return any(f[4] == wanted and "nsfs" in f for f in (line.split() for line in mounts))
 
 
-def namespace_inode(path: Path) -> int:
-    """Return the inode of a namespace, or 0 where none is held."""
-    return path.stat().st_ino if is_namespace(path) else 0
-
-
 def ensure_network(network: ClusterNetwork) -> None:
     """Make namespaces, bridge, links and routes; what exists already is left as it is.
 

@@ -16,7 +16,6 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp
 
-from dsec.agent import logs
 from dsec.agent.agent import run_agent
 from dsec.agent.app import Node, make_app
 from dsec.agent.config import AgentConfig
@@ -31,6 +30,7 @@ from dsec.local import standalone_state
 from dsec.local.control import ADMIN_GROUP, ControlConfig, build_control
 from dsec.local.initbin import ensure_init
 from dsec.local.standalone_state import PROJECT, SERVE_LOCK, StandaloneState
+from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.files import FileObjects, FileRecords
 from dsec.world.inprocess import InProcessNetwork

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsec.journal.bindings import Row
 from dsec.journal.bindlog import SEGMENTS, BindLog, decode
+from dsec.journal.history import Question, read
 from sim_world import LoopClock, Sim, create
 
 
@@ -235,5 +236,44 @@ def test_unusable_items_are_refused_at_once(simulate: Callable[..., None]) -> No
             made = await sim.client.post("/v1/projects/lab/sandboxes", json=body)
             assert made.status_code == 422, made.text
             assert made.json()["details"][0]["path"] == "creates[1].stdin"
+
+    simulate(scenario)
+
+
+def test_a_store_outage_is_an_answer(simulate: Callable[..., None]) -> None:
+    """While the audit cannot be written a change is answered with 503, not with silence."""
+
+    async def scenario() -> None:
+        async with Sim(seed=12) as sim:
+            sim.start_controller()
+            await sim.ready()
+            sim.objects.fault = lambda op, key: (
+                "before" if op == "put_if_absent" and key.startswith("audit/") else ""
+            )
+            start = sim.clock.monotonic()
+            asked = sim.client.post("/v1/projects/lab/experiments", content=_document("one"))
+            made = await asyncio.wait_for(asked, 40)
+            assert made.status_code == 503, made.text
+            assert "audit" in made.json()["message"]
+            assert sim.clock.monotonic() - start < 15
+            assert made.headers["Retry-After"]
+
+    simulate(scenario)
+
+
+def test_the_decisions_of_a_term_outlive_it(simulate: Callable[..., None]) -> None:
+    """What a leader queued for the history is stored when it stops."""
+
+    async def scenario() -> None:
+        async with Sim(seed=13) as sim:
+            process = sim.start_controller()
+            await sim.ready()
+            term = process.controller.term
+            assert term is not None
+            term.history.add("sandbox-placed", sandbox="sb-last")
+            process.task.cancel()
+            await asyncio.gather(process.task, return_exceptions=True)
+            rows = [row.sandbox async for row in read(sim.objects, Question())]
+            assert "sb-last" in rows
 
     simulate(scenario)

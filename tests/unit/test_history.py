@@ -3,10 +3,12 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from dsec.api.wire import JournalRow
 from dsec.journal.history import AUDIT, HistoryWriter, Question, read, store
 from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
+from dsec.world.objects import ObjectStoreError
 
 NOW = datetime(2026, 1, 1, 23, 59, tzinfo=UTC)
 
@@ -61,3 +63,35 @@ async def test_a_flush_waits_until_rows_are_durable_and_groups_them() -> None:
     rows = [r async for r in read(objects, Question(), AUDIT)]
     assert [r.seq for r in rows] == list(range(1, 41))
     assert len(await objects.list(f"{AUDIT}/")) <= 3
+
+
+async def test_a_flush_ends_while_the_store_is_away() -> None:
+    """Who waits is told after a while; the rows are stored once the store is back."""
+    objects = MemoryObjects(fault=lambda op, _: "before" if op == "put_if_absent" else "")
+    writer = HistoryWriter(objects, SystemClock(), node="gw", boot_id="x")
+    task = asyncio.create_task(writer.run())
+    writer.add("call")
+    with pytest.raises(ObjectStoreError):
+        await asyncio.wait_for(writer.flush(0.3), 5)
+    objects.fault = None
+    await asyncio.wait_for(writer.flush(), 5)
+    task.cancel()
+    assert await seqs(objects) == [("x", 1)]
+
+
+async def test_close_stores_what_was_queued_and_what_was_under_way() -> None:
+    """A writer that is stopped amid a retry loses no row."""
+    objects = MemoryObjects(fault=lambda op, _: "before" if op == "put_if_absent" else "")
+    writer = HistoryWriter(objects, SystemClock(), node="gw", boot_id="x")
+    task = asyncio.create_task(writer.run())
+    writer.add("one")
+    await asyncio.sleep(0.3)
+    writer.add("two")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    objects.fault = None
+    await writer.close()
+    assert await seqs(objects) == [("x", 1), ("x", 2)]
+    objects.fault = lambda op, _: "before" if op == "put_if_absent" else ""
+    writer.add("three")
+    await asyncio.wait_for(writer.close(), 10)

@@ -75,6 +75,7 @@ class Controller:
         finally:
             auditing.cancel()
             await asyncio.gather(auditing, return_exceptions=True)
+            await self._audit.close()
 
     def denied(self, *, method: str, path: str, source: str, why: str) -> None:
         """Note a call of somebody without the secret: in the log, and in the audit soon."""
@@ -171,3 +172,4 @@ class Controller:
             serving.cancel()
             writing.cancel()
             await asyncio.gather(serving, writing, return_exceptions=True)
+            await history.close()

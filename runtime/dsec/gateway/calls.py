@@ -140,14 +140,19 @@ def route(gateway: Gateway, api: Api) -> Route:
             error = as_error(problem)
             if error.status == 500:  # noqa: PLR2004 - HTTP
                 log.exception("request failed", path=request.url.path)
+            response = error.response(correlation)
             if error.denial:
                 await record_denial(gateway, request, call.user, correlation, error)
-            response = error.response(correlation)
         response.headers[CORRELATION] = correlation
         gateway.metrics.seconds.labels(api.path).observe(gateway.clock.monotonic() - started)
         answer = f"{response.status_code // 100}xx"
         gateway.metrics.requests.labels(api.path, api.method, answer).inc()
-        await record(gateway, api, call, response.status_code)
+        try:
+            await record(gateway, api, call, response.status_code)
+        except ObjectStoreError as problem:
+            # no change is confirmed that the audit does not have
+            response = away(f"the audit is not written: {problem}").response(correlation)
+            response.headers[CORRELATION] = correlation
         return response
 
     return Route(api.path, endpoint, methods=[api.method])
@@ -205,7 +210,11 @@ async def record_denial(
         correlationId=correlation,
         unwritten=unwritten,
     )
-    await gateway.audit.flush()
+    try:
+        await gateway.audit.flush()
+    except ObjectStoreError as problem:
+        # nothing was changed: the denial stands, and its row is stored when the store is back
+        log.warning("denial not stored yet", error=str(problem))
 
 
 _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (

@@ -109,6 +109,7 @@ class Gateway:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await self.audit.close()
             await self.views.close()
             await self.leader.close()
 

@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from dsec.api.wire import JournalRow
+from dsec.world.cache import first_of
 from dsec.world.clock import Clock
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -26,6 +27,9 @@ AUDIT = "audit"
 GATHER_SECONDS = 0.1
 """Rows that nobody waits for are gathered this long: a burst becomes one object."""
 RETRY_SECONDS = 1.0
+FLUSH_SECONDS = 10.0
+"""Who waits for a row longer than this is told that the store is away."""
+CLOSE_SECONDS = 5.0
 
 log = structlog.get_logger()
 
@@ -108,6 +112,7 @@ class HistoryWriter:
         self._region = region
         self._seq = 0
         self._rows: list[JournalRow] = []
+        self._storing: list[JournalRow] = []
         self._stored = 0
         self._wake = asyncio.Event()
         self._progress = asyncio.Condition()
@@ -140,9 +145,17 @@ class HistoryWriter:
         self._wake.set()
         return self._seq
 
-    async def flush(self) -> None:
-        """Wait until every row added so far is durable; needs a running `run`."""
+    async def flush(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Wait until every row added so far is durable; needs a running `run`.
+
+        Raises ObjectStoreError after so many seconds; the rows are still stored later.
+        """
         wanted = self._seq
+        await first_of(self._durable(wanted), self._clock.sleep(seconds))
+        if self._stored < wanted:
+            raise ObjectStoreError(f"history could not be stored within {seconds:g} s")
+
+    async def _durable(self, wanted: int) -> None:
         async with self._progress:
             await self._progress.wait_for(lambda: self._stored >= wanted)
 
@@ -154,13 +167,22 @@ class HistoryWriter:
             await self._clock.sleep(GATHER_SECONDS)
             await self._store_all()
 
-    async def close(self) -> None:
-        """Store what is left, once. Raises ObjectStoreError."""
-        rows, self._rows = self._rows, []
-        await store(self._objects, rows, self._prefix)
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Store what is left, once `run` has ended; gives up after so many seconds, and says it."""
+        rows = [*self._storing, *self._rows]
+        self._rows, self._storing = [], []
+        storing = asyncio.ensure_future(store(self._objects, rows, self._prefix))
+        await first_of(asyncio.wait({storing}), self._clock.sleep(seconds))
+        if not storing.done():
+            storing.cancel()
+            await asyncio.gather(storing, return_exceptions=True)
+            log.error("history lost: the object store does not answer", rows=len(rows))
+        elif storing.exception() is not None:
+            log.error("history lost", rows=len(rows), error=str(storing.exception()))
 
     async def _store_all(self) -> None:
         rows, self._rows = self._rows, []
+        self._storing = rows
         while rows:
             try:
                 await store(self._objects, rows, self._prefix)
@@ -168,6 +190,7 @@ class HistoryWriter:
                 log.warning("history is not stored, will repeat", error=str(problem))
                 await self._clock.sleep(RETRY_SECONDS)
                 continue
+            self._storing = []
             async with self._progress:
                 self._stored = rows[-1].seq
                 self._progress.notify_all()

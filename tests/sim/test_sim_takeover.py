@@ -277,3 +277,72 @@ def test_the_decisions_of_a_term_outlive_it(simulate: Callable[..., None]) -> No
             assert "sb-last" in rows
 
     simulate(scenario)
+
+
+def test_a_project_moves_between_tenants(simulate: Callable[..., None]) -> None:
+    """The label follows the records' projects, and all ways of creating follow the label."""
+
+    async def scenario() -> None:
+        async with Sim(seed=14) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+
+            async def owner(wanted: str) -> None:
+                for _ in range(60):
+                    labels = (await sim.records.get("Namespace", "lab"))["metadata"]["labels"]
+                    if labels.get("dsec.dev/tenant", "") == wanted:
+                        return
+                    await sim.clock.sleep(0.5)
+                raise AssertionError(labels)
+
+            await owner("research")
+            spec = {"projects": ["lab"], "quota": {"nominal": {}}}
+            await sim.records.create({"kind": "Tenant", "metadata": {"name": "a"}, "spec": spec})
+            await sim.clock.sleep(15)
+            await owner("research")
+            body = {"creates": [create("k0")]}
+            made = await sim.client.post("/v1/projects/lab/sandboxes", json=body)
+            assert made.status_code == 200, made.text
+            leader = sim.leader()
+            assert leader is not None
+            assert leader.controller.term is not None
+            state = leader.controller.term.bind_log.state
+            assert state.key("research", "k0") is not None
+            tenant = await sim.records.get("Tenant", "research")
+            tenant["spec"]["projects"] = []
+            await sim.records.replace(tenant)
+            await owner("a")
+            body = {"creates": [create("k1")]}
+            made = await sim.client.post("/v1/projects/lab/sandboxes", json=body)
+            assert made.status_code == 200, made.text
+            assert state.key("a", "k1") is not None
+            await sim.records.delete("Tenant", "a")
+            await owner("")
+
+    simulate(scenario)
+
+
+def test_a_waiting_replica_fills_no_history(simulate: Callable[..., None]) -> None:
+    """Free figures that move are not worth a row each for every replica that waits."""
+
+    async def scenario() -> None:
+        async with Sim(seed=15) as sim:
+            process = sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            role = {"resources": {"cpuMilli": 90_000, "memoryBytes": 1 << 26}}
+            await _submitted(sim, _document("wide", 1, **role))
+            await sim.until(lambda: len(sim.live()) == 1, 30)
+            await _submitted(sim, _document("waits", 1, **role))
+            for n in range(10):
+                body = {"creates": [create(f"k{n}")]}
+                await sim.client.post("/v1/projects/lab/sandboxes", json=body)
+                await sim.clock.sleep(1)
+            rows = [row async for row in read(sim.objects, Question(kind="sandbox-waits"))]
+            assert len(rows) == 1, [row.body["why"] for row in rows]
+            term = process.controller.term
+            assert term is not None
+            assert len(term.placer._told) == 1
+
+    simulate(scenario)

@@ -248,3 +248,17 @@ async def test_a_stand_by_that_waited_through_a_trim_writes_over_nothing() -> No
     await waiting.begin(2)
     assert waiting.position == log.position + 1
     assert sorted(waiting.state.by_id) == sorted(log.state.by_id)
+
+
+async def test_a_reader_drops_old_keys_too() -> None:
+    """A gateway that reads for days keeps no more than the leader."""
+    objects = MemoryObjects()
+    log = await leader(objects, 1)
+    reader = BindLogReader(objects)
+    await log.append([binding(1), end(1)])
+    await reader.open()
+    assert reader.state.key("t", "k1") is not None
+    later = START + timedelta(hours=30)
+    await log.append([end(2, at=later)])
+    await reader.refresh()
+    assert reader.state.by_id == {}

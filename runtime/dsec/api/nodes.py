@@ -23,7 +23,7 @@ from dsec.api.wire import NodeInventory, Usage
 
 
 class RecordReason(StrEnum):
-    """Reasons in the Ready condition of Tenant, SandboxNodePool, SandboxNode and SandboxImage."""
+    """Reasons in the Ready condition of Tenant, SandboxNodePool and SandboxNode."""
 
     READY = "Ready"
     """Ready=True."""
@@ -37,10 +37,6 @@ class RecordReason(StrEnum):
     """SandboxNode Ready=False: spec.unschedulable is set."""
     CLOCK_OFF = "ClockOff"
     """SandboxNode Ready=False: its clock is off by more than 500 ms."""
-    NOT_FOUND = "NotFound"
-    """SandboxImage Ready=False: the registry does not have it."""
-    REGISTRY_UNREACHABLE = "RegistryUnreachable"
-    """SandboxImage Ready=Unknown: the registry did not answer."""
 
 
 class PoolKind(StrEnum):

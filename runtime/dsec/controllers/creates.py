@@ -32,6 +32,8 @@ SETTLE_SECONDS = 5.0
 RETRY_AFTER = 1.0
 AVOID_SECONDS = 5.0
 """A node whose agent refused a request is not asked for it again for this long."""
+TELL_SECONDS = 60.0
+"""Least time between two history rows about why one replica waits."""
 TICK_SECONDS = 5.0
 """Waiting requests are looked at this often even if no event says that room came free."""
 
@@ -79,6 +81,7 @@ class Placer:
         self._inbox: list[_Submission] = []
         self._demands: dict[str, Demand] = {}
         self._refused_by: dict[str, dict[str, float]] = {}
+        self._told: dict[str, tuple[str, float]] = {}
         self._returned: dict[str, str] = {}
         self._why: dict[str, tuple[Refusal, ...]] = {}
         self._wake = asyncio.Event()
@@ -167,6 +170,7 @@ class Placer:
                 [*self._log.state.waiting(), *fresh, *self._candidates()],
                 key=lambda binding: (-binding.priority, binding.at, binding.order),
             )
+            self._forget(wanted)
             rows = self._decide(wanted, {binding.id for binding in fresh}) if wanted else []
             await self._log.append(rows)
         except BaseException:
@@ -254,10 +258,30 @@ class Placer:
             news = demand.refused.get(binding.id) != refusals
             demand.refused[binding.id] = refusals
             if news:
-                self._tell_waiting(binding, refusals)
+                self._tell_news(binding, refusals)
                 self._changed([binding])
         else:
             self._why[binding.id] = refusals
+
+    def _tell_news(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
+        """Write a refusal of another kind than the last one; at most one a minute."""
+        kind = "/".join(f"{one.reason.value} {one.dimension}" for one in refusals)
+        now = self._clock.monotonic()
+        told = self._told.get(binding.id)
+        if told is None or (told[0] != kind and now - told[1] >= TELL_SECONDS):
+            self._told[binding.id] = (kind, now)
+            self._tell_waiting(binding, refusals)
+
+    def _forget(self, wanted: Sequence[Binding]) -> None:
+        """Drop what was kept of requests that wait no more."""
+        waiting = {binding.id for binding in wanted}
+        now = self._clock.monotonic()
+        self._told = {i: told for i, told in self._told.items() if i in waiting}
+        self._refused_by = {
+            i: nodes
+            for i, nodes in self._refused_by.items()
+            if i in waiting or max(nodes.values()) > now
+        }
 
     def _tell_waiting(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
         """Write the decision record of a refusal: what was asked, and why it has to wait."""

@@ -52,10 +52,12 @@ class Tenants:
         """Give a tenant its namespaces and write what it uses."""
         record = self.tenants.get(key)
         if record is None:
+            await self._release(key[1], frozenset())
             return None
         tenant = Tenant.model_validate(record)
         if tenant.metadata.deletion_timestamp is not None:
             return None
+        await self._release(key[1], frozenset(tenant.spec.projects))
         taken = [name for name in tenant.spec.projects if not await self._own(key[1], name)]
         used = used_by_tenant(self.bind_log.state.live()).get(key[1], Used())
         projects = set(tenant.spec.projects)
@@ -83,12 +85,34 @@ class Tenants:
             self.tenants.put(await self.records.replace_status({**record, "status": body}))
         return USAGE_SECONDS
 
+    def _projects(self, tenant: str) -> list[str]:
+        """Return the projects that a tenant's record lists now; none without a record."""
+        record = self.tenants.get(("", tenant))
+        return list((record or {}).get("spec", {}).get("projects", []))
+
+    async def _release(self, tenant: str, kept: frozenset[str]) -> None:
+        """Take a tenant's labels off the namespaces that are its projects no more."""
+        for namespace in self.namespaces.all():
+            meta = namespace["metadata"]
+            labels = meta.get("labels", {})
+            if labels.get(TENANT_LABEL) != tenant or meta["name"] in kept:
+                continue
+            fresh = await self.records.get("Namespace", meta["name"])
+            left = dict(fresh["metadata"].get("labels", {}))
+            if left.get(TENANT_LABEL) != tenant:
+                continue
+            for name in (TENANT_LABEL, PROJECT_LABEL):
+                left.pop(name, None)
+            written = {**fresh, "metadata": {**fresh["metadata"], "labels": left}}
+            self.namespaces.put(await self.records.replace(written))
+            log.info("project left its tenant", project=meta["name"], tenant=tenant)
+
     async def _own(self, tenant: str, project: str) -> bool:
         """Make or label a project's namespace. False: another tenant has it."""
         namespace = self.namespaces.get(("", project))
         labels = (namespace or {}).get("metadata", {}).get("labels", {})
         owner = labels.get(TENANT_LABEL, tenant)
-        if owner != tenant and self.tenants.get(("", owner)) is not None:
+        if owner != tenant and project in self._projects(owner):
             return False
         wanted = {TENANT_LABEL: tenant, PROJECT_LABEL: project}
         if all(labels.get(name) == value for name, value in wanted.items()):

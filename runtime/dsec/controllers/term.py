@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
+from pydantic import ValidationError
 
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
+from dsec.api.meta import TENANT_LABEL
 from dsec.api.reasons import EndReason
 from dsec.api.records import Tenant
 from dsec.api.tenant import TenantSpec
@@ -206,11 +208,17 @@ class Term:
         return EndOutcome(unknown=unknown, taken=taken)
 
     def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
-        for record in self.caches["Tenant"].all():
-            tenant = Tenant.model_validate(record)
-            if project in tenant.spec.projects:
-                return tenant.metadata.name, tenant.spec
-        raise LookupError(f"project {project} belongs to no tenant")
+        """Return the tenant of a namespace's label, as gateways and experiments read it."""
+        namespace = self.caches["Namespace"].get(("", project))
+        labels = (namespace or {}).get("metadata", {}).get("labels", {})
+        name = labels.get(TENANT_LABEL, "")
+        record = self.caches["Tenant"].get(("", name))
+        if record is None:
+            raise LookupError(f"project {project} belongs to no tenant")
+        try:
+            return name, Tenant.model_validate(record).spec
+        except ValidationError as problem:
+            raise LookupError(f"tenant {name} of project {project} is invalid") from problem
 
     # ------------------------------------------------------------------ wiring
 

@@ -51,10 +51,13 @@ class Authority:
             .decode()
         )
 
-    def sign(self, csr_pem: str, node: str, now: datetime) -> tuple[str, datetime]:
+    def sign(
+        self, csr_pem: str, node: str, now: datetime, *, address: str = ""
+    ) -> tuple[str, datetime]:
         """Return a certificate for a node, and its end. Raises RequestError.
 
-        The subject is made here: of the request only the key and the names of the address count.
+        The subject is made here: of the request only the key counts, and the IP address of the
+        node's own endpoint (`address`) where it is named.
         """
         try:
             request = x509.load_pem_x509_csr(csr_pem.encode())
@@ -65,8 +68,12 @@ class Authority:
         names: list[x509.GeneralName] = [x509.DNSName(node)]
         try:
             given = request.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-            # an agent may name its own addresses, never a name of the control plane
-            names += [one for one in given.value if isinstance(one, x509.IPAddress)]
+            # never a name of the control plane, never the address of another node
+            names += [
+                one
+                for one in given.value
+                if isinstance(one, x509.IPAddress) and str(one.value) == address
+            ]
         except x509.ExtensionNotFound:
             pass
         end = now + LIFE

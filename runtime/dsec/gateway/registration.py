@@ -59,7 +59,8 @@ async def register(gateway: Gateway, request: Request) -> Response:
     )
     if asked.csr_pem:
         try:
-            signed = gateway.ca.sign(asked.csr_pem, asked.name, now)
+            address = urlsplit(asked.endpoint).hostname or ""
+            signed = gateway.ca.sign(asked.csr_pem, asked.name, now, address=address)
         except RequestError as problem:
             raise ApiError(422, "invalid", f"csrPem: {problem}") from problem
         admission.certificate_pem, admission.expires = signed

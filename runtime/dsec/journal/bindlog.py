@@ -16,7 +16,7 @@ import asyncio
 import json
 import zlib
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
@@ -34,6 +34,8 @@ RETAIN = timedelta(hours=48)
 LOOK_AGAIN = 256
 """A reader that found nothing new this often looks for a newer snapshot: the segment after its
 position may have been removed while nobody asked it to read."""
+EXPIRE_EVERY = timedelta(hours=1)
+"""How often a reader drops old keys, by the times in the log: it has no clock of its own."""
 RETRY_SECONDS = 0.2
 RETRIES = 50
 """Attempts at one append while the store does not answer: about ten seconds, then the leader
@@ -85,6 +87,8 @@ class BindLogReader:
         self.position = 0
         self._reading = asyncio.Lock()
         self._nothing_new = 0
+        self._newest: datetime | None = None
+        self._expired = datetime.min.replace(tzinfo=UTC)
 
     async def open(self) -> None:
         """Start from the newest snapshot and read to the end. Raises ObjectStoreError."""
@@ -113,11 +117,21 @@ class BindLogReader:
                     if self._nothing_new % LOOK_AGAIN == 0:
                         await self._jump()
                     if self.position == position:
+                        self._expire()
                         return
                     continue
                 self._apply(decode(data))
 
+    def _expire(self) -> None:
+        """Drop old keys as the leader does, or a process that only reads grows without bound."""
+        if self._newest is not None and self._newest - self._expired > EXPIRE_EVERY:
+            self._expired = self._newest
+            self.state.expire(self._newest)
+
     def _apply(self, segment: Segment) -> None:
+        newest = max((row.at for row in segment.rows), default=self._newest)
+        if newest is not None and (self._newest is None or newest > self._newest):
+            self._newest = newest
         self.state.epoch = max(self.state.epoch, segment.epoch)
         self.state.apply(segment.rows)
         self.position += 1

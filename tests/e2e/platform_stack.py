@@ -1,7 +1,6 @@
 """The committed project of the stack `local`, brought up on a cluster of the tests."""
 
 import json
-import os
 import ssl
 import subprocess
 import time
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 import yaml
 from dsec.client import Context
-from dsec.local import toolchain
 from dsec.local.cluster import api
 from dsec.local.cluster_state import ClusterState
+from pulumi_folder import ROOT, make_project, skip_without_pulumi
 
-ROOT = Path(__file__).parents[2]
 STACK = "local"
 
 
@@ -115,25 +112,8 @@ class Stack:
 
 def new_stack(cluster: ClusterState, folder: Path) -> Stack:
     """Return the stack `local` of a cluster, not yet up; skips the test without Pulumi."""
-    chain = toolchain.select(["pulumi", "pulumi-resource-kubernetes"], toolchain.TOOLS)
-    if any(toolchain.lookup(tool) is None for tool in chain):
-        pytest.skip("Pulumi is not installed: dsec tools install")
-    for name in ("config", "state"):
-        (folder / name).mkdir()
-    (folder / "program").symlink_to(ROOT / "stacks")
-    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-    project["main"], project["stackConfigDir"] = "program/", "config"
-    project["runtime"]["options"]["virtualenv"] = str(ROOT / ".venv")
-    project["plugins"]["providers"][0]["path"] = str(ROOT / "components")
-    (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
-    environment = {
-        **os.environ,
-        **toolchain.env(),
-        "PULUMI_BACKEND_URL": f"file://{folder}/state",
-        "PULUMI_CONFIG_PASSPHRASE": "test",
-    }
-    environment.pop("VIRTUAL_ENV", None)
-    made = Stack(folder, cluster, environment)
+    skip_without_pulumi()
+    made = Stack(folder, cluster, make_project(folder))
     made.pulumi("stack", "init", STACK)
     made.configure()
     return made

@@ -4,7 +4,6 @@ Tests run in order: each goes on where the one before stopped. Nothing here wait
 """
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ from typing import Any
 import pytest
 import yaml
 from cluster import ApiServer, ToolsMissingError
-from dsec.local import toolchain
+from pulumi_folder import ROOT, make_project, skip_without_pulumi
 
 pytestmark = [pytest.mark.cluster, pytest.mark.pulumi, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
 STACK = "api"
 DIGEST = "sha256:" + "1" * 64
 AUDIT = """
@@ -108,9 +106,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return the stack, not yet up, and an empty cluster."""
-    chain = toolchain.select(["pulumi", "pulumi-resource-kubernetes"], toolchain.TOOLS)
-    if any(toolchain.lookup(tool) is None for tool in chain):
-        pytest.skip("Pulumi is not installed: dsec tools install")
+    skip_without_pulumi()
     folder = tmp_path_factory.mktemp("stack")
     place = folder / "server"
     place.mkdir()
@@ -127,22 +123,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         )
     except ToolsMissingError as error:
         pytest.skip(str(error))
-    for name in ("config", "state"):
-        (folder / name).mkdir()
-    (folder / "program").symlink_to(ROOT / "stacks")
-    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-    project["main"], project["stackConfigDir"] = "program/", "config"
-    project["runtime"]["options"]["virtualenv"] = str(ROOT / ".venv")
-    project["plugins"]["providers"][0]["path"] = str(ROOT / "components")
-    (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project))
-    environment = {
-        **os.environ,
-        **toolchain.env(),
-        "PULUMI_BACKEND_URL": f"file://{folder}/state",
-        "PULUMI_CONFIG_PASSPHRASE": "test",
-        "KUBECONFIG": str(server.kubeconfig),
-    }
-    environment.pop("VIRTUAL_ENV", None)
+    environment = {**make_project(folder), "KUBECONFIG": str(server.kubeconfig)}
     made = Stack(folder, server, environment)
     made.pulumi("stack", "init", STACK)
     made.configure(PLATFORM)

@@ -87,38 +87,20 @@ def test_failing_install_reports_the_tool_and_its_words(project: Make) -> None:
     assert "Traceback" not in text
 
 
-def test_missing_environment_says_how_to_make_it(project: Make) -> None:
-    """Before `pulumi install` a program cannot run, and the message says so."""
-    trial = project(
-        {
-            "__main__.py": "",
-            "Pulumi.yaml": """
-                name: trial
-                runtime:
-                  name: python
-                  options: {toolchain: pip, virtualenv: env}
-                """,
-        }
-    )
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("{toolchain: pip, virtualenv: env}", ["virtual environment", "pulumi install"]),
+        ("{toolchain: conda}", ["runtime.options.toolchain is 'conda'", "uv, pip"]),
+    ],
+    ids=["no environment yet", "no such toolchain"],
+)
+def test_a_program_that_cannot_run_says_what_to_change(
+    project: Make, options: str, words: list[str]
+) -> None:
+    """A missing environment says how to make it; a wrong option names field, value, allowed."""
+    runtime = f"{{name: python, options: {options}}}"
+    trial = project({"__main__.py": "", "Pulumi.yaml": f"name: trial\nruntime: {runtime}\n"})
     text = trial.up(code=None)
-    assert "virtual environment" in text
-    assert "pulumi install" in text
+    assert all(word in text for word in words)
     assert "Traceback" not in text
-
-
-def test_wrong_option_names_the_field_and_what_is_allowed(project: Make) -> None:
-    """A toolchain that the host does not know is refused."""
-    trial = project(
-        {
-            "__main__.py": "",
-            "Pulumi.yaml": """
-                name: trial
-                runtime:
-                  name: python
-                  options: {toolchain: conda}
-                """,
-        }
-    )
-    text = trial.up(code=None)
-    assert "runtime.options.toolchain is 'conda'" in text
-    assert "uv, pip" in text

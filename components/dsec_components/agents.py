@@ -11,10 +11,11 @@ from dsec_components._generated import SandboxNodePoolSpec
 from dsec_components.common import Component, Placed, merged_labels, meta
 from dsec_components.inputs import has_outputs
 from dsec_components.pods import CONFIG_DIGEST, environment, resources
-from dsec_components.servers import METRICS_PORT
 
 TOKEN_AUDIENCE = "dsec"  # noqa: S105 - the audience of a token, not a token
 TOKEN_SECONDS = 3600
+METRICS_PORT = 7444
+"""On the node, which may have a Prometheus of its own at the usual 9090."""
 AGENT_SETTINGS = {
     "heartbeat_seconds": "SANDBOX_HEARTBEAT_SECONDS",
     "max_sandboxes": "MAX_SANDBOXES",
@@ -196,6 +197,7 @@ def _agent_environment(
         "CA": "/etc/dsec/secrets/ca/ca.crt",
         "TOKEN_FILE": "/etc/dsec/secrets/token/token",
         "LISTEN": f"$(NODE_IP):{args['port']}",
+        "METRICS_LISTEN": f"$(NODE_IP):{METRICS_PORT}",
         "LOG_LEVEL": args["log_level"],
         "POOL": pool,
         "LABELS": pulumi.Output.from_input(spec.get("labels") or {}).apply(

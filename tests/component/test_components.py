@@ -227,6 +227,9 @@ def test_the_agents_of_a_pool_get_its_settings(run: Run) -> None:
     pod = plain(agents.inputs)["spec"]["template"]["spec"]
     told = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
     told |= {"DSEC_AGENT_NODE_NAME": "n", "DSEC_AGENT_LISTEN": "10.0.0.1:7443"}
+    scraped = plain(agents.inputs)["spec"]["template"]["metadata"]["annotations"]
+    address = f"$(NODE_IP):{scraped['prometheus.io/port']}"
+    assert told.pop("DSEC_AGENT_METRICS_LISTEN") == address
     config = load({}, {name: value for name, value in told.items() if value})
     assert config.sandbox_heartbeat_seconds == 5
     assert config.max_sandboxes == 400

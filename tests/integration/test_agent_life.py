@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from agent_world import World, eventually, sandbox_id, spec
-from dsec.api.sandbox import SandboxState
+from dsec.agent.serving import Host
+from dsec.api.sandbox import Resources, SandboxState
+from dsec.world.inprocess import InProcessNetwork
 
 WHOLE = [
     "sandbox-bound",
@@ -175,4 +177,30 @@ async def test_pause_and_resume(world: World) -> None:
     assert agent.core.get(sandbox_id(1)).status.state == "paused"
     await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
     assert agent.core.get(sandbox_id(1)).status.state == "running"
+    await agent.close()
+
+
+async def test_metrics_tell_what_the_node_does(world: World) -> None:
+    """The names that dashboards rely on, with the figures of what has just happened."""
+    agent = await world.start()
+    host = Host("127.0.0.1:0", "", world.clock, world.randomness, nodes=world.nodes)
+    host.metrics = agent.metrics
+    huge = Resources(cpu_milli=1 << 30, memory_bytes=1 << 20)
+    await world.create(
+        spec(1, None),
+        spec(2),
+        spec(3, resources=Resources(cpu_milli=1 << 30, memory_bytes=1 << 20)),
+    )
+    await eventually(lambda: agent.core.live == 1 and not agent.spool.backlog)
+    network = InProcessNetwork({"http://metrics": host.metrics_app()})
+    text = (await network.client("http://metrics").get("/metrics")).text
+    for line in (
+        'dsec_agent_sandboxes{state="running"} 1.0',
+        'dsec_agent_sandboxes{state="ended"} 1.0',
+        "dsec_agent_creates_total 2.0",
+        'dsec_agent_refusals_total{cause="capacity"} 1.0',
+        "dsec_agent_spool_rows 0.0",
+        "dsec_agent_create_seconds_count 2.0",
+    ):
+        assert line in text.splitlines(), text
     await agent.close()

@@ -7,16 +7,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dsec.agent.config import AgentConfig, ConfigError, load, pairs, registry_of
+import structlog
+
+from dsec.agent.config import AgentConfig, ConfigError, load, pairs, registry_of, split_address
 from dsec.agent.serving import Host
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError
 from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
 from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
+from dsec.world.serve import Listener
 from dsec.world.substrate import Substrate, SubstrateError
 
 EXIT_USAGE = 2
+_log = structlog.get_logger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--node-name", help="name that the node registers as")
     flags.add_argument("--listen", help="IP:PORT to serve on; port 0 takes a free one")
     flags.add_argument("--advertise", help="IP:PORT that gateways reach, if not --listen")
+    flags.add_argument("--metrics-listen", help="IP:PORT for /metrics; default: nowhere")
     flags.add_argument("--init", type=Path, help="the dsec-init program")
     flags.add_argument("--registry", help="host:port for images that name none")
     flags.add_argument("--plain-http", action="append", help="a registry without TLS; repeatable")
@@ -73,8 +78,16 @@ async def serve(config: AgentConfig, substrate: Callable[[], Substrate]) -> None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    metrics: Listener | None = None
     try:
         await host.add(config, substrate())
+        if config.metrics_listen:
+            # a node works without being watched: whoever has the port may keep it
+            try:
+                metrics = Listener(*split_address(config.metrics_listen))
+                await metrics.start(host.metrics_app())
+            except OSError as error:
+                _log.warning("no metrics", listen=config.metrics_listen, error=str(error))
         serving = asyncio.create_task(host.serve())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,6 +96,8 @@ async def serve(config: AgentConfig, substrate: Callable[[], Substrate]) -> None
             await stopping
         serving.cancel()
     finally:
+        if metrics is not None:
+            await metrics.close()
         await host.close()
 
 

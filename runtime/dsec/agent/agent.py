@@ -16,6 +16,7 @@ from dsec.agent import rows
 from dsec.agent.config import AgentConfig
 from dsec.agent.core import SEQ_PER_INCARNATION, Core, Entry, Stop
 from dsec.agent.life import Ground, Life, destroy
+from dsec.agent.metrics import Metrics
 from dsec.agent.nodeinfo import offered
 from dsec.agent.spool import Spool, SpoolError
 from dsec.agent.state import NodeFiles, StateError, machine_boot_id
@@ -54,6 +55,7 @@ class Outside:
     network: Network
     clock: Clock
     randomness: Randomness
+    metrics: Metrics
 
 
 class Agent:
@@ -65,6 +67,7 @@ class Agent:
         self.config = config
         self.clock = outside.clock
         self.substrate = outside.substrate
+        self.metrics = outside.metrics
         self.boot_id = boot_id
         self.files = NodeFiles(config.state_dir, durable=config.durable)
         self.uid = config.uid or self.files.uid(outside.randomness)
@@ -164,7 +167,10 @@ class Agent:
             known = self.core.get(spec.identity.id)
             answer = self.core.admit(self._settled(spec), self.clock.now())
             answers.append(answer)
-            if known is not None or not answer.accepted:
+            if known is not None:
+                continue
+            self.metrics.answered(answer)
+            if not answer.accepted:
                 continue
             for older in self.core.older_copies(spec):
                 message = f"incarnation {spec.identity.incarnation} was created on this node"
@@ -317,6 +323,7 @@ class Agent:
             return
         entry = self.core.get(sandbox_id)
         if entry is not None:
+            self.metrics.registered(entry)
             self._record(entry)
         if sandbox_id in self._lives:
             self._lives[sandbox_id][0].wake()
@@ -390,17 +397,19 @@ async def run_agent(
     randomness: Randomness,
     *,
     boot_id: str = "",
+    metrics: Metrics | None = None,
 ) -> Agent:
     """Start an agent in this event loop and return it; serve it with `dsec.agent.app.make_app`.
 
-    `boot_id` is the machine's by default. Registration is separate: `dsec.agent.register`.
+    `boot_id` is the machine's by default; `metrics` may be shared by the nodes of a process.
+    Registration is separate: `dsec.agent.register`.
     Raises SpoolError, StateError, SubstrateError, ValueError (a reserve that leaves nothing).
     """
     try:
         inventory = await substrate.inventory()
     except OSError as error:
         raise SubstrateError("infrastructure", f"inventory: {error}") from error
-    outside = Outside(substrate, network, clock, randomness)
+    outside = Outside(substrate, network, clock, randomness, metrics or Metrics())
     agent = Agent(config, outside, offered(inventory, config), boot_id or machine_boot_id())
     await agent.start()
     return agent

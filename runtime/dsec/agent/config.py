@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dsec.api.base import Model
 
@@ -34,6 +34,9 @@ class AgentConfig(Model):
     listen: str = Field(default="127.0.0.1:0", description="IP:PORT to serve on.")
     advertise: str = Field(
         default="", description="IP:PORT or https URL that gateways reach; default: listen."
+    )
+    metrics_listen: str = Field(
+        default="", description="IP:PORT to serve /metrics on, without TLS; empty: nowhere."
     )
     uid: str = Field(default="", description="Lasting identifier; default: the machine's.")
     cgroup: str = Field(default="/dsec", description="Parent of all sandboxes' cgroups.")
@@ -91,10 +94,11 @@ class AgentConfig(Model):
             raise ValueError("an http:// or https:// URL is wanted")
         return value.rstrip("/")
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _address(cls, value: str) -> str:
-        split_address(value)
+    def _address(cls, value: str, info: ValidationInfo) -> str:
+        if value or info.field_name == "listen":
+            split_address(value)
         return value
 
 

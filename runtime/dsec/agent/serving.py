@@ -4,9 +4,15 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from dsec.agent.agent import Agent, run_agent
 from dsec.agent.app import Node, make_app
 from dsec.agent.config import AgentConfig, split_address
+from dsec.agent.metrics import Metrics
 from dsec.agent.register import Registrar
 from dsec.agent.tls import CertificateStore
 from dsec.api.wire import NodeAdmission
@@ -43,6 +49,7 @@ class Host:
     clock: Clock
     randomness: Randomness
     nodes: dict[str, Node] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
     _members: dict[str, _Member] = field(default_factory=dict)
     _listener: Listener | None = None
     _tls: ssl.SSLContext | None = None
@@ -70,7 +77,13 @@ class Host:
         store = CertificateStore(config.state_dir / "tls", name, hosts, config.ca)
         network = NetworkTls(store.client(config.ca, self.clock.now()))
         agent = await run_agent(
-            config, substrate, network, self.clock, self.randomness, boot_id=boot_id
+            config,
+            substrate,
+            network,
+            self.clock,
+            self.randomness,
+            boot_id=boot_id,
+            metrics=self.metrics,
         )
         node = self.nodes[name] = Node(agent=agent)
 
@@ -119,6 +132,15 @@ class Host:
                 await self.clock.sleep(0.05)
         if self._listener is not None:
             await self._listener.start(make_app(self.nodes), self._tls)
+
+    def metrics_app(self) -> Starlette:
+        """Return the scrape endpoint, /metrics. Nothing in it is secret: serve it without TLS."""
+
+        async def answer(_: Request) -> Response:
+            found = [(node.agent.core, node.agent.spool) for node in self.nodes.values()]
+            return Response(self.metrics.text(found), media_type="text/plain; version=0.0.4")
+
+        return Starlette(routes=[Route("/metrics", answer)])
 
     async def remove(self, name: str) -> None:
         """Stop one agent; its sandboxes go on. Idempotent."""

@@ -279,6 +279,11 @@ class Spool:
         rows = itertools.islice(self._rows.items(), limit)
         return [row for seq, row in rows if seq <= self._committed]
 
+    @property
+    def backlog(self) -> int:
+        """Rows in memory that are not shipped; during a long outage more are on disk alone."""
+        return len(self._rows)
+
     def shipped(self, seq: int) -> None:
         """Take note that all rows up to a number are stored elsewhere.
 

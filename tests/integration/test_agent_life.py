@@ -189,7 +189,7 @@ async def test_metrics_tell_what_the_node_does(world: World) -> None:
     await world.create(
         spec(1, None),
         spec(2),
-        spec(3, resources=Resources(cpu_milli=1 << 30, memory_bytes=1 << 20)),
+        spec(3, resources=huge),
     )
     await eventually(lambda: agent.core.live == 1 and not agent.spool.backlog)
     network = InProcessNetwork({"http://metrics": host.metrics_app()})

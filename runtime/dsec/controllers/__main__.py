@@ -7,7 +7,6 @@ lost the process ends at once, whatever the decision is doing.
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -28,7 +27,7 @@ from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordsError
 from dsec.world.registry import HttpRegistry
 from dsec.world.s3 import S3Objects
-from dsec.world.serve import Listener
+from dsec.world.serve import Listener, run_until, stop_on_signals
 from dsec.world.settings import RoleSettings, SettingsError, load
 from dsec.world.tls import client_context
 
@@ -100,18 +99,13 @@ async def serve(settings: RoleSettings) -> None:
     )
     usual = {"internal": INTERNAL_PORT, "metrics": METRICS_PORT}
     listeners = [Listener(settings.bind, settings.port(*one)) for one in usual.items()]
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     await listeners[0].start(build_app(controller, secret))
     await listeners[1].start(build_metrics(controller))
     await trusted(objects, clock)
     running = asyncio.ensure_future(controller.run())
-    stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        await run_until(running, stop)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

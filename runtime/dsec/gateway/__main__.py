@@ -5,7 +5,6 @@ agents only), the admission webhook on a port of its own, and the metrics.
 """
 
 import asyncio
-import signal
 import ssl
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from dsec.world.http import NetworkTls
 from dsec.world.kube import connect
 from dsec.world.records import RecordsError
 from dsec.world.s3 import S3Objects
-from dsec.world.serve import Listener
+from dsec.world.serve import Listener, run_until, stop_on_signals
 from dsec.world.settings import RoleSettings, SettingsError, load
 from dsec.world.tls import client_context, server_context
 
@@ -58,20 +57,15 @@ async def serve(settings: RoleSettings) -> None:
             settings=Settings(),
         ),
     )
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     usual = {"api": API_PORT, "webhook": WEBHOOK_PORT, "metrics": METRICS_PORT}
     listeners = [Listener(settings.bind, settings.port(*one)) for one in usual.items()]
     await listeners[0].start(build_app(gateway), incoming)
     await listeners[1].start(build_webhook(gateway), _webhook_tls(settings))
     await listeners[2].start(build_metrics(gateway))
     running = asyncio.ensure_future(gateway.run())
-    stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        await run_until(running, stop)
     finally:
         # stop to accept before the views go: what is under way may end well
         for listener in listeners:

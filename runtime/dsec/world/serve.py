@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,6 +17,26 @@ GRACE_SECONDS = 2
 """Long polls and streams are cut this long after a stop was asked for."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections (30 s): a server that hangs up first loses requests."""
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set, in place of ending the process."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run_until(work: "asyncio.Future[None]", stop: asyncio.Event) -> None:
+    """Wait until work ends by itself, raising what it raised, or until a stop is asked for."""
+    stopping = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {work, stopping}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        stopping.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -16,15 +16,17 @@ from control_plane import USER, Plane, control_plane, sandbox
 
 pytestmark = pytest.mark.cluster
 
-DOCUMENT = """
-metadata: {name: pair}
+# no registry is asked for an image that is named by its digest
+IMAGE = f"registry.test/base@sha256:{'1' * 64}"
+DOCUMENT = f"""
+metadata: {{name: pair}}
 spec:
-  image: base
-  resources: {cpu: 1, memory: 64Mi}
+  image: {IMAGE}
+  resources: {{cpu: 1, memory: 64Mi}}
   experiment:
     groups:
-      - {name: sampling, role: worker, replicas: 12, resources: {cpu: 1, memory: 64Mi}}
-      - {name: params, role: parameter-server, replicas: 1, resources: {cpu: 1, memory: 64Mi}}
+      - {{name: sampling, role: worker, replicas: 12, resources: {{cpu: 1, memory: 64Mi}}}}
+      - {{name: params, role: parameter-server, replicas: 1, resources: {{cpu: 1, memory: 64Mi}}}}
 """
 
 
@@ -76,7 +78,10 @@ def test_an_experiment_runs_in_kubernetes(plane: Plane) -> None:
 
         plane.until("running", lambda: ready(13))
         again = client.post("/v1/projects/lab/experiments", content=DOCUMENT)
-        assert again.status_code == 409
+        assert again.status_code == 201, "a submit makes a new experiment, under a name of its own"
+        other = f"/v1/projects/lab/experiments/{again.json()['metadata']['name']}"
+        assert client.delete(other).status_code == 202
+        plane.until("deleted", lambda: client.get(other).status_code == 404)
         words = client.get("/v1/projects/lab/experiments/pair/describe").json()
         assert "all 13 replicas" in words["headline"]
         items = client.get("/v1/projects/lab/sandboxes?experiment=pair").json()["items"]

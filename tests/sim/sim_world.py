@@ -199,6 +199,7 @@ class Sim:
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
         self.processes: dict[str, Process] = {}
+        self.killed: list[Process] = []
         self.agents: dict[str, Agent] = {}
         self.substrates: dict[str, SimulatedSubstrate] = {}
         self.tasks: list[asyncio.Task[Any]] = []
@@ -233,13 +234,14 @@ class Sim:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop everything."""
-        for process in self.processes.values():
+        # the killed ones too: what hangs at a closed gate could never be taken down
+        for process in (*self.processes.values(), *self.killed):
             process.gate.open()
             process.task.cancel()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(
-            *(process.task for process in self.processes.values()),
+            *(process.task for process in (*self.processes.values(), *self.killed)),
             *self.tasks,
             return_exceptions=True,
         )
@@ -281,7 +283,7 @@ class Sim:
         del self.processes[process.name]
         process.task.cancel()
         # a killed process says no goodbye: the cancelled tasks hang at the closed gate
-        self.tasks.append(process.task)
+        self.killed.append(process)
         await asyncio.sleep(0)
 
     def leader(self) -> Process | None:

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+LONGEST = 1e6
+"""Virtual seconds after which a scenario hangs for sure; far above, a timer could be finer than
+the clock's number and the loop would turn without end."""
+
 
 class VirtualSelector(selectors.BaseSelector):
     """Polls real files without waiting, and moves the clock instead of sleeping."""
@@ -35,6 +39,8 @@ class VirtualSelector(selectors.BaseSelector):
             return self._inner.select(1.0)
         if not ready and timeout:
             self.now += timeout
+            if self.now > LONGEST:
+                raise RuntimeError(f"the scenario does not end: {self.now:.0f} virtual seconds")
         return ready
 
     def close(self) -> None:

@@ -21,15 +21,15 @@ DSEC = Path(sys.executable).with_name("dsec")
 TIERS = {
     "component": ("-n", "2"),
     "policy": (),
-    "integration": ("-n", "2", "--dist", "loadgroup"),
+    "integration": (),
     "sim": ("-n", "2"),
     "chaos": (),
     "e2e": (),
 }
 """In the order of cost, with options; unit tests are part of `make check`.
 
-Tiers that start no program run two files at a time. Integration runs in two lanes (its conftest
-says which); the others share cgroups and ports of the machine, and some measure time.
+Only tiers that start no program run two files at a time: the others share cgroups and ports of the
+machine, and some measure time.
 """
 
 MAY_SKIP = ("the sources' documents are not here",)

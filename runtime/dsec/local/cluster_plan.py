@@ -55,16 +55,20 @@ def _registry(state: ClusterState, programs: Mapping[str, Path]) -> Part:
 def _s3(state: ClusterState, programs: Mapping[str, Path]) -> Part:
     config = state.etc / "s3.json"
     # its parts talk over sockets at fixed names in /tmp: each cluster gets a /tmp of its own, in a
-    # mount namespace that ends with the process
-    script = 'mount --bind "$0" /tmp && exec "$@"'
+    # mount namespace that ends with the process. Program and data may lie below the real /tmp: they
+    # are reached through the open file and the working directory, which no mount can hide
+    script = (
+        'cd "$0" && exec 9<"$1" && shift && mount --bind s3-tmp /tmp && exec /proc/self/fd/9 "$@"'
+    )
+    here = "/proc/self/cwd"
     command = (
         *state.network.enter_storage(),
         *("unshare", "--mount", "--propagation=private", "sh", "-c", script),
-        str(state.directory / "s3-tmp"),
+        str(state.directory),
         str(programs["weed"]),
         "-logtostderr",
         "server",
-        f"-dir={state.directory / 's3'}",
+        f"-dir={here}/s3",
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
         "-filer",
@@ -73,7 +77,7 @@ def _s3(state: ClusterState, programs: Mapping[str, Path]) -> Part:
         f"-s3.port={S3_PORT}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
-        f"-s3.config={config}",
+        f"-s3.config={here}/{config.relative_to(state.directory)}",
         "-s3.iam=false",
         # one small machine: small volume files, and no reserve that a full disk would break
         "-master.volumeSizeLimitMB=1024",

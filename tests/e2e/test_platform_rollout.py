@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,18 +241,26 @@ def _without_harm(
 
 
 def _some() -> list[grading.Program]:
-    """Return twelve programs: eight that pass, and four that fail each in its own way."""
+    """Return twenty programs: sixteen that pass, and four that fail each in its own way.
+
+    Each waits a little longer than the one before: they end one by one over some twenty seconds,
+    so that the parts die amid the run on a quick machine, too.
+    """
     failing = {"exception", "exit-143-is-no-term", "memory/doubling", "fork-bomb"}
-    return [
-        *grading.solutions()[:8],
+    chosen = [
+        *grading.solutions()[:16],
         *(one for one in grading.must_fail() if one.name in failing),
+    ]
+    return [
+        replace(one, source=f"import time\ntime.sleep({2 + 0.6 * number})\n{one.source}")
+        for number, one in enumerate(chosen)
     ]
 
 
 @pytest.mark.parametrize(
     "programs",
     [
-        pytest.param(_some, id="12"),
+        pytest.param(_some, id="20"),
         pytest.param(grading.programs, id="200", marks=pytest.mark.soak),
     ],
 )

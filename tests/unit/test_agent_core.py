@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from dsec.agent.core import TOMBSTONE_AGE, Core, IllegalTransitionError, StaleEpochError, Stop
+from dsec.agent.core import TOMBSTONE_AGE, Core, StaleEpochError
+from dsec.agent.entry import IllegalTransitionError, Stop
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import (
     End,
@@ -319,3 +320,28 @@ def test_changes_since_a_number() -> None:
     assert core.forget(NOW + TOMBSTONE_AGE * 2) == ["sb-" + "1" * 26]
     full, entries = core.changes(number)
     assert (full, [e.spec.identity.id[-1] for e in entries]) == (True, ["2"])
+
+
+def test_heartbeats_are_told_once_to_each_follower_and_for_the_living_only() -> None:
+    """After a beat number come the last beats since; an unknown number gets all; no end has one."""
+    core = Core("n", 1, inventory())
+    for name in "abc":
+        core.admit(spec(name), NOW)
+    ids = ["sb-" + name * 26 for name in "abc"]
+    begun = core.beat
+    for seconds, one in enumerate((ids[0], ids[1], ids[0])):
+        core.heartbeat(one, NOW + timedelta(seconds=seconds))
+    changed = core.seq
+    assert core.heartbeats(begun) == {
+        ids[0]: NOW + timedelta(seconds=2),
+        ids[1]: NOW + timedelta(seconds=1),
+    }
+    read = core.beat
+    assert core.heartbeats(read) == {}
+    core.heartbeat(ids[1], NOW + timedelta(seconds=9))
+    assert core.heartbeats(read) == {ids[1]: NOW + timedelta(seconds=9)}
+    assert core.seq == changed, "a later heartbeat is no change"
+    assert set(core.heartbeats(core.beat + 5)) == {ids[0], ids[1]}, "of another life of the node"
+    core.finish(ids[1], End(reason=EndReason.COMPLETED), NOW)
+    core.close(ids[1], NOW, archive="", partial=False)
+    assert set(core.heartbeats(begun)) == {ids[0]}

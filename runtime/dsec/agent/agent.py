@@ -14,7 +14,9 @@ import structlog
 
 from dsec.agent import rows
 from dsec.agent.config import AgentConfig
-from dsec.agent.core import SEQ_PER_INCARNATION, Core, Entry, Stop
+from dsec.agent.core import SEQ_PER_INCARNATION, Core
+from dsec.agent.entry import Entry, Stop
+from dsec.agent.feed import Feed
 from dsec.agent.life import Ground, Life, destroy
 from dsec.agent.metrics import Metrics
 from dsec.agent.nodeinfo import offered
@@ -29,10 +31,6 @@ from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 from dsec.world.substrate import Chunk, ExecRequest, Started, Substrate, SubstrateError
 
-ANSWER_BYTES = 16 << 20
-"""Output in one state answer; ends that do not fit come with the next."""
-COALESCE_SECONDS = 0.02
-"""A long poll answers this much after a change, so that a burst is one answer."""
 HOUSEKEEPING_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
@@ -80,7 +78,7 @@ class Agent:
         self.spool = Spool(config.state_dir / "spool", self._snapshot, durable=config.durable)
         self.uplink = Uplink(config.gateway, outside.network, outside.clock, outside.randomness)
         self._denials = Denials(outside.clock)
-        self._changed = asyncio.Event()
+        self.feed = Feed(self.core, outside.clock, boot_id)
         self._ship = asyncio.Event()
         self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -222,25 +220,14 @@ class Agent:
             return self.substrate.logs(sandbox_id, follow=follow)
         return _kept_output(entry)
 
-    async def state(self, since: int, wait: float) -> NodeState:
-        """Return the changes after a number, waiting at most so many seconds for one."""
-        if since == self.core.seq and wait > 0:
-            await self._change_within(wait)
+    async def state(self, since: int, wait: float, beat: int | None = None) -> NodeState:
+        """Return the changes after a number, waiting at most so many seconds for one.
+
+        With a beat number the answer has the heartbeats after it, too; see `Feed`.
+        """
+        await self.feed.more(since, beat, wait)
         await self.spool.commit()
-        full, entries = self.core.changes(since)
-        statuses, seq = rows.fit(entries, self.core.seq, ANSWER_BYTES)
-        return NodeState(
-            node=self.core.node,
-            boot_id=self.boot_id,
-            incarnation=self.core.incarnation,
-            epoch=self.core.epoch,
-            seq=seq,
-            full=full,
-            utc=self.clock.now(),
-            used=self.core.used,
-            live=self.core.live,
-            sandboxes=statuses,
-        )
+        return self.feed.state(since, beat)
 
     def denied(self, *, user: str, method: str, path: str, why: str) -> None:
         """Note a call that was refused for who made it: a row of the journal, as all history."""
@@ -332,7 +319,8 @@ class Agent:
         """Queue the entry as it is, with its journal row, as one record."""
         row = rows.row_of(entry, self.boot_id, self.spool.next_seq(), self.clock.now())
         self.spool.append({"row": row, "put": rows.dump_entry(entry, with_spec=first)})
-        self._notify()
+        self._ship.set()
+        self.feed.notify()
 
     def _row(self, kind: str, body: dict[str, Any]) -> None:
         row = rows.node_row(
@@ -345,22 +333,6 @@ class Agent:
         )
         self.spool.append({"row": row})
         self._ship.set()
-
-    def _notify(self) -> None:
-        self._ship.set()
-        self._changed.set()
-
-    async def _change_within(self, seconds: float) -> None:
-        self._changed.clear()
-        waiting = asyncio.create_task(self._changed.wait())
-        timer = asyncio.create_task(self.clock.sleep(seconds))
-        try:
-            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                await self.clock.sleep(COALESCE_SECONDS)
-        finally:
-            waiting.cancel()
-            timer.cancel()
 
     async def _keep_house(self) -> None:
         while True:

@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from dsec.agent import capability
 from dsec.agent.agent import Agent, NotRunningError, UnknownSandboxError
-from dsec.agent.core import StaleEpochError, Stop
+from dsec.agent.core import StaleEpochError
+from dsec.agent.entry import Stop
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError
 from dsec.api import frames
@@ -109,9 +110,10 @@ async def _state(request: Request, node: Node) -> Response:
     agent = node.agent
     since = _number(request, "since", 0)
     wait = min(_number(request, "wait", 0), LONGEST_WAIT)
+    beat = int(_number(request, "beat", -1)) if "beat" in request.query_params else None
     if request.query_params.get("boot", agent.boot_id) != agent.boot_id:
         since = -1
-    state = await agent.state(int(since), wait)
+    state = await agent.state(int(since), wait, beat)
     return _json(state)
 
 

@@ -7,9 +7,9 @@ nothing, change numbers only grow, and each accepted sandbox ends exactly once.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from dsec.agent.entry import ENDING, NEXT, Entry, IllegalTransitionError, Stop
 from dsec.agent.gpus import GpuRefusalError, Gpus, devices_asked
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Resources, SandboxSpec, SandboxState, SandboxStatus
@@ -23,18 +23,6 @@ SEQ_PER_INCARNATION = 1 << 20
 """Change numbers start at incarnation times this: they grow over restarts without being stored."""
 
 S = SandboxState
-_END = frozenset({S.STOPPING, S.ARCHIVING})
-_NEXT: dict[SandboxState, frozenset[SandboxState]] = {
-    S.BOUND: _END | {S.PULLING},
-    S.PULLING: _END | {S.CREATING},
-    S.CREATING: _END | {S.STARTING},
-    S.STARTING: _END | {S.RUNNING},
-    S.RUNNING: _END | {S.PAUSED},
-    S.PAUSED: _END | {S.RUNNING},
-    S.STOPPING: frozenset({S.ARCHIVING}),
-    S.ARCHIVING: frozenset({S.ENDED}),
-    S.ENDED: frozenset(),
-}
 
 
 class StaleEpochError(Exception):
@@ -44,40 +32,6 @@ class StaleEpochError(Exception):
         """Say both epochs."""
         super().__init__(f"epoch {epoch} is stale; this node has seen {highest}")
         self.highest = highest
-
-
-class IllegalTransitionError(Exception):
-    """A bug of the shell: this state cannot follow that one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A request to end a sandbox; its reason wins over the way the command then ends."""
-
-    reason: EndReason
-    message: str = ""
-    grace: float = 5.0
-
-
-@dataclass(slots=True)
-class Entry:
-    """One sandbox. `end` is known from ARCHIVING on, but only published with ENDED."""
-
-    spec: SandboxSpec
-    status: SandboxStatus
-    stop: Stop | None = None
-    end: End | None = None
-    acknowledged: bool = False
-
-    @property
-    def live(self) -> bool:
-        """True while its resources are booked."""
-        return self.status.state is not S.ENDED
-
-    @property
-    def fenced(self) -> bool:
-        """True when nothing of it may be published any more."""
-        return self.stop is not None and self.stop.reason is EndReason.FENCED
 
 
 class Core:
@@ -101,6 +55,9 @@ class Core:
         self.gpus = Gpus(inventory.devices)
         self.seq = incarnation * SEQ_PER_INCARNATION
         self._floor = self.seq
+        self.beat = self.seq
+        # who beat, and its beat number, in order of the last beat
+        self._beats: dict[str, int] = {}
         # in order of change: a changed entry moves to the end
         self._entries: dict[str, Entry] = {}
         self._replicas: dict[tuple[str, str, int], set[str]] = {}
@@ -142,6 +99,17 @@ class Core:
             fresh.append(entry)
         fresh.reverse()
         return False, fresh
+
+    def heartbeats(self, since: int) -> dict[str, datetime]:
+        """Return when each live sandbox last beat, of those that did after a beat number."""
+        found: dict[str, datetime] = {}
+        for sandbox_id, number in reversed(self._beats.items()):
+            if number <= since <= self.beat:
+                break
+            last = self._entries[sandbox_id].status.last_heartbeat
+            if last is not None:
+                found[sandbox_id] = last
+        return found
 
     # ------------------------------------------------------------------ calls of the control plane
 
@@ -199,7 +167,7 @@ class Core:
         if entry is None or not entry.live or entry.fenced:
             return False
         fencing = stop.reason is EndReason.FENCED
-        if entry.status.state in _END:
+        if entry.status.state in ENDING:
             if not fencing:
                 return False
             entry.stop = stop
@@ -259,12 +227,16 @@ class Core:
     def heartbeat(self, sandbox_id: str, now: datetime) -> bool:
         """Take note of a heartbeat; True for the first one: the sandbox has registered.
 
-        Later ones change the status without a change number: they are no news.
+        Later ones change the status without a change number: they are no news. They have numbers
+        of their own, for those who ask (`heartbeats`).
         """
         entry = self._entries.get(sandbox_id)
         if entry is None or not entry.live:
             return False
         entry.status.last_heartbeat = now
+        self.beat += 1
+        self._beats.pop(sandbox_id, None)
+        self._beats[sandbox_id] = self.beat
         if entry.status.registered:
             return False
         entry.status.registered = True
@@ -293,6 +265,7 @@ class Core:
         entry.status.end = entry.end = end.model_copy(update=update)
         entry.status.message = entry.end.message
         self._move(entry, S.ENDED, now, entry.end.message)
+        self._beats.pop(sandbox_id, None)
         self._book(entry, -1)
         return entry.end
 
@@ -335,7 +308,7 @@ class Core:
 
     def _move(self, entry: Entry, state: SandboxState, now: datetime, message: str) -> None:
         status = entry.status
-        if state not in _NEXT[status.state]:
+        if state not in NEXT[status.state]:
             raise IllegalTransitionError(f"{status.identity.id}: {status.state} to {state}")
         status.state = state
         status.times.setdefault(state, now)

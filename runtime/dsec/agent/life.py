@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from dsec.agent.core import Core, Entry, IllegalTransitionError, Stop
+from dsec.agent.core import Core
+from dsec.agent.entry import Entry, IllegalTransitionError, Stop
 from dsec.agent.spool import SpoolError
 from dsec.agent.uplink import FencedError, RefusedError, Uplink, archive_prefix, backoff
 from dsec.api.reasons import EndReason

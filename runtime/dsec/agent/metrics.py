@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from dsec.agent.core import Core, Entry
+from dsec.agent.core import Core
+from dsec.agent.entry import Entry
 from dsec.agent.spool import Spool
 from dsec.api.sandbox import SandboxState
 from dsec.api.wire import CreateAnswer

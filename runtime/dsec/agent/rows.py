@@ -3,7 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from dsec.agent.core import Core, Entry, Stop
+from dsec.agent.core import Core
+from dsec.agent.entry import Entry, Stop
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, SandboxSpec, SandboxState, SandboxStatus
 from dsec.api.wire import JournalRow

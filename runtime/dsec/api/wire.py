@@ -122,7 +122,11 @@ class Usage(WireModel):
 
 
 class NodeState(WireModel):
-    """Changes since a sequence number. `full` means: everything not listed is gone."""
+    """Changes since a sequence number. `full` means: everything not listed is gone.
+
+    `heartbeats` has the last one of each live sandbox that beat since the beat number that was
+    asked with; `beat` is the number to ask with next. Who asks with none gets none.
+    """
 
     node: str
     boot_id: str
@@ -134,6 +138,8 @@ class NodeState(WireModel):
     used: Usage = Usage()
     live: int = 0
     sandboxes: list[SandboxStatus] = []
+    beat: int = 0
+    heartbeats: dict[str, datetime] = {}
 
 
 class JournalRow(WireModel):

@@ -47,7 +47,7 @@ class Views:
             del self.watches[name]
             await old.close()
         if endpoint:
-            watch = NodeWatch(name, endpoint, self.network, self.clock, _nothing)
+            watch = NodeWatch(name, endpoint, self.network, self.clock, _nothing, heartbeats=True)
             self.watches[name] = watch
             watch.start()
 

@@ -69,9 +69,16 @@ class AgentClient:
         """Close its connections."""
         await self.http.aclose()
 
-    async def state(self, since: int, boot: str, wait: float) -> NodeState:
-        """Return changes since a number. Raises AgentSilentError, AgentRefusedError."""
+    async def state(
+        self, since: int, boot: str, wait: float, *, beat: int | None = None
+    ) -> NodeState:
+        """Return changes since a number, and heartbeats since a beat number where one is given.
+
+        Raises AgentSilentError, AgentRefusedError.
+        """
         params = {"since": str(since), "boot": boot, "wait": f"{wait:g}"}
+        if beat is not None:
+            params["beat"] = str(beat)
         timeout = httpx2.Timeout(wait + POLL_MARGIN, connect=POLL_MARGIN)
         return await self._call(
             NodeState, self.http.get("/v1/state", params=params, timeout=timeout)
@@ -131,6 +138,7 @@ class NodeMemory:
     boot_id: str = ""
     incarnation: int = 0
     seq: int = -1
+    beat: int = -1
     seen: float | None = None
     asked: float = 0.0
     utc: datetime | None = None
@@ -144,7 +152,11 @@ class NodeMemory:
             self.sandboxes = {}
         for status in state.sandboxes:
             self.sandboxes[status.identity.id] = status
+        for sandbox, beaten in state.heartbeats.items():
+            if (known := self.sandboxes.get(sandbox)) is not None:
+                known.last_heartbeat = beaten
         self.boot_id, self.incarnation, self.seq = state.boot_id, state.incarnation, state.seq
+        self.beat = state.beat
         self.utc, self.used, self.live = state.utc, state.used, state.live
         self.seen = seen
 
@@ -160,15 +172,26 @@ OnState = Callable[[NodeMemory, NodeState], Awaitable[None]]
 
 
 class NodeWatch:
-    """Follows one agent by long polls and keeps its NodeMemory; also the agent's client."""
+    """Follows one agent by long polls and keeps its NodeMemory; also the agent's client.
+
+    `heartbeats`: keep the sandboxes' last ones, too, which answers more polls.
+    """
 
     def __init__(
-        self, name: str, endpoint: str, network: Network, clock: Clock, on_state: OnState
+        self,
+        name: str,
+        endpoint: str,
+        network: Network,
+        clock: Clock,
+        on_state: OnState,
+        *,
+        heartbeats: bool = False,
     ) -> None:
         self.memory = NodeMemory(name, endpoint)
         self.client = AgentClient(network, endpoint)
         self._clock = clock
         self._on_state = on_state
+        self._heartbeats = heartbeats
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -201,7 +224,8 @@ class NodeWatch:
             wait = POLL_WAIT if memory.seen is not None and quiet else 0.0
             memory.asked = self._clock.monotonic()
             try:
-                state = await self.client.state(memory.seq, memory.boot_id, wait)
+                beat = memory.beat if self._heartbeats else None
+                state = await self.client.state(memory.seq, memory.boot_id, wait, beat=beat)
             except (AgentSilentError, AgentRefusedError) as problem:
                 if quiet:
                     log.warning("agent is silent", node=memory.name, error=str(problem))

@@ -1,0 +1,74 @@
+"""What a node tells those who follow it: changes at once, heartbeats gathered.
+
+A follower says how far it has read (a change number, and a beat number where it wants heartbeats)
+and is held until there is more. A change answers at once; heartbeats, which are no news, answer
+every few seconds with one time per sandbox, however many there were.
+"""
+
+import asyncio
+
+from dsec.agent import rows
+from dsec.agent.core import Core
+from dsec.api.wire import NodeState
+from dsec.world.clock import Clock, until
+
+ANSWER_BYTES = 16 << 20
+"""Output in one state answer; ends that do not fit come with the next."""
+COALESCE_SECONDS = 0.02
+"""A long poll answers this much after a change, so that a burst is one answer."""
+BEAT_SECONDS = 5.0
+"""Heartbeats alone answer a long poll this late: a third of their usual period."""
+
+
+class Feed:
+    """The followers' side of one node's core. `notify` after each change."""
+
+    def __init__(self, core: Core, clock: Clock, boot_id: str) -> None:
+        self._core = core
+        self._clock = clock
+        self._boot_id = boot_id
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Let followers look again."""
+        self._changed.set()
+
+    async def more(self, since: int, beat: int | None, seconds: float) -> None:
+        """Wait until there is more than a follower has read, at most so many seconds."""
+        left = until(self._clock, seconds)
+        while self._core.seq == since and (rest := left()) > 0:
+            await self._change_within(rest if beat is None else min(rest, BEAT_SECONDS))
+            if beat is not None and self._core.beat != beat:
+                return
+
+    def state(self, since: int, beat: int | None) -> NodeState:
+        """Return the changes after a number, and who beat after a beat number (None: not asked)."""
+        core = self._core
+        full, entries = core.changes(since)
+        statuses, seq = rows.fit(entries, core.seq, ANSWER_BYTES)
+        return NodeState(
+            node=core.node,
+            boot_id=self._boot_id,
+            incarnation=core.incarnation,
+            epoch=core.epoch,
+            seq=seq,
+            full=full,
+            utc=self._clock.now(),
+            used=core.used,
+            live=core.live,
+            sandboxes=statuses,
+            beat=core.beat,
+            heartbeats={} if beat is None else core.heartbeats(beat),
+        )
+
+    async def _change_within(self, seconds: float) -> None:
+        self._changed.clear()
+        waiting = asyncio.create_task(self._changed.wait())
+        timer = asyncio.create_task(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await self._clock.sleep(COALESCE_SECONDS)
+        finally:
+            waiting.cancel()
+            timer.cancel()

@@ -9,7 +9,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(UV_HERE)/bin/uv)
 BIN := .venv/bin
 STEP = @printf '\n── %s\n'
 
-.PHONY: help setup demo check test soak generate clean
+.PHONY: help setup demo check test cases soak generate clean
 .PHONY: check-style check-types check-arrows check-generated check-changelog check-rust check-unit
 
 help: ## Show this list
@@ -66,6 +66,9 @@ check-unit:
 
 test: setup ## Everything: tools, checks and all tiers of tests, with the time of each
 	$(BIN)/python tests/tiers.py
+
+cases: setup ## Field reports: the test that holds each, and its result (CASES_OPTIONS="--output json")
+	@$(BIN)/python tests/cases.py $(CASES_OPTIONS)
 
 soak: setup ## Full counts and long runs (hours)
 	$(BIN)/pytest tests -m soak --timeout 7200

@@ -153,6 +153,17 @@ def test_a_wrong_configuration_is_refused_by_its_schema(stack: Stack) -> None:
     assert "maxReplicas" in done.stdout
 
 
+@pytest.mark.case("pulumi-policy#332")
+def test_case_pulumi_policy_332(stack: Stack) -> None:
+    """Told to remediate what no policy can, the pack refuses in words instead of breaking."""
+    stack.program('del role["resources"]["memoryBytes"]')
+    config = stack.config(limits={"enforcementLevel": "remediate"})
+    done = stack.pulumi("preview", "--policy-pack", str(PACK), "--policy-pack-config", config)
+    assert done.returncode != 0
+    assert "role sim declares no resources.memoryBytes (rule limits)" in done.stdout
+    assert "panic" not in done.stdout
+
+
 def test_an_exported_state_can_be_judged_without_its_program(stack: Stack) -> None:
     """What reviewers run: no backend, no provider, only the state and the pack."""
     stack.program('role["privileged"] = True')

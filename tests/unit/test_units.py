@@ -31,10 +31,10 @@ def test_sizes(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "G", "-1G", "1e3", "4", 4, "0.3k3", "0.1Ki", "4gi", "4Gb", "1,5G", True, None, []]
+    "value", ["", "G", "-1G", "1e3", "4", 4, "0.3k3", "4gi", "4Gb", "1,5G", True, None, []]
 )
 def test_bad_sizes(value: object) -> None:
-    """A number without unit, a fraction of a byte and a wrong case are refused in words."""
+    """A number without unit and a wrong case are refused in words."""
     with pytest.raises(units.UnitError, match="must be"):
         units.size(value)
 

@@ -3,6 +3,7 @@
 Every parser takes text, an int or a Decimal, and raises UnitError, whose text says what is allowed.
 """
 
+import math
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -11,8 +12,11 @@ GB = 10**9
 """Bytes of a decimal gigabyte: what `32G` and `mem_gb: 32` mean. `32Gi` is 32 * 2**30."""
 
 _SIZES = {
-    **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
-    **{f"{unit}i": 1024**power for power, unit in enumerate(("K", "M", "G", "T", "P"), start=1)},
+    **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{
+        f"{unit}i": 1024**power
+        for power, unit in enumerate(("K", "M", "G", "T", "P", "E"), start=1)
+    },
 }
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NUMBER = re.compile(r"(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
@@ -31,8 +35,9 @@ class UnitError(ValueError):
 def size(value: object, *, bare: int | None = None) -> int:
     """Return bytes. `bare` is the unit of a plain number, in bytes; without it a unit is required.
 
-    `4Gi` and `4G` differ: Ki, Mi, Gi, Ti, Pi count by 1024 and k, M, G, T, P by 1000; a trailing B
-    is allowed. The result must be a whole number of bytes.
+    `4Gi` and `4G` differ: Ki, Mi, Gi, Ti, Pi, Ei count by 1024 and k, M, G, T, P, E by 1000; a
+    trailing B is allowed. A fraction of a byte (1.1Gi) is rounded up, so that a limit holds what
+    was asked for.
     """
     number, unit = _split(value, SIZE_FORM)
     unit = unit.removesuffix("B") or unit
@@ -44,7 +49,7 @@ def size(value: object, *, bare: int | None = None) -> int:
     if factor is None:
         near = ", ".join(_SIZES)[2:]
         raise UnitError(f"must be {SIZE_FORM}: unit {unit} is none of {near}")
-    return _whole(number * factor, "bytes")
+    return math.ceil(number * factor)
 
 
 def cpu_milli(value: object) -> int:

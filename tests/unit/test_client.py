@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -164,6 +166,38 @@ async def test_an_absent_server_is_unreachable() -> None:
         with pytest.raises(UnreachableError, match="nothing was changed"):
             await client.submit(DOCUMENT)
         assert not await client.ready()
+
+
+RETRYING = """
+import asyncio, logging, sys
+from dsec.client import AsyncClient, Context, UnreachableError
+if "heard" in sys.argv:
+    logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+async def main():
+    async with AsyncClient(Context(server="http://127.0.0.1:1"), patience=1.0) as client:
+        try:
+            await client.list()
+        except UnreachableError:
+            print("program")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["silent program", "program that logs"])
+def test_the_sdk_prints_nothing_of_its_own(heard: bool) -> None:
+    """Tries again are told to `logging` alone: a program's two streams are its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", RETRYING, *(["heard"] if heard else [])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "program\n"
+    said = [line for line in done.stderr.splitlines() if line.startswith("dsec.client ")]
+    assert bool(said) is heard
+    assert heard or not done.stderr
+    assert all("try" in line and "cannot be reached" in line for line in said)
 
 
 async def test_run_returns_results_in_order(client: AsyncClient, gateway: FakeGateway) -> None:

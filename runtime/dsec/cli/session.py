@@ -10,14 +10,7 @@ PATIENCE = 15.0
 
 
 def client(project: str = "", *, patience: float | None = None) -> "Client":
-    """Return a client for the user's context.
-
-    The retry library logs to stdout by default, which would break `--output json`; the commands
-    say themselves what they wait for.
-    """
-    from stamina.instrumentation import set_on_retry_hooks
-
+    """Return a client for the user's context."""
     from dsec.client import Client
 
-    set_on_retry_hooks([])
     return Client(project=project or None, patience=PATIENCE if patience is None else patience)

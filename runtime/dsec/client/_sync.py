@@ -71,19 +71,29 @@ class Client:
         self._loop.close()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        left = threading.Event()
+        interrupted, left = threading.Event(), threading.Event()
+        begun: list[asyncio.Task[Any]] = []
 
         async def whole() -> T:
             try:
+                if interrupted.is_set():
+                    call.close()
+                    raise asyncio.CancelledError
+                begun.extend(filter(None, [asyncio.current_task()]))
                 return await call
             finally:
                 left.set()
 
-        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
+        def cancel() -> None:
+            for task in begun:
+                task.cancel()
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
         except KeyboardInterrupt:
-            future.cancel()
+            # it may strike before the future is returned, when the call is long under way
+            interrupted.set()
+            self._loop.call_soon_threadsafe(cancel)
             # on its way out a call removes what it made; a second interrupt does not wait
             left.wait(LEAVE_SECONDS)
             raise

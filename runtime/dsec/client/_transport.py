@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import stamina
 from pydantic import ValidationError
 from ulid import ULID
 
 from dsec.api.wire import ErrorBody
+from dsec.client._retry import persist
 from dsec.client.context import Context
 from dsec.client.errors import (
     BusyError,
@@ -105,27 +105,23 @@ class Transport:
             repeatable = method in {"GET", "PUT", "DELETE"}
         correlation = new_id()
 
-        def again(error: Exception) -> bool | float:
-            if isinstance(error, BusyError):
-                return error.retry_after if error.retry_after is not None else True
-            if isinstance(error, UnreachableError):
+        def again(error: DsecError) -> bool:
+            if isinstance(error, BusyError | UnreachableError):
                 return True
-            return repeatable and isinstance(error, (UnknownOutcomeError, ServerError))
+            return repeatable and isinstance(error, UnknownOutcomeError | ServerError)
 
-        async for attempt in stamina.retry_context(
-            on=again, attempts=None, timeout=self._patience, wait_jitter=0.2, wait_max=2.0
-        ):
-            with attempt:
-                return await self.once(
-                    method,
-                    path,
-                    correlation=correlation,
-                    params=params,
-                    json=json,
-                    content=content,
-                    keys=keys,
-                )
-        raise AssertionError("unreachable: stamina returns or raises")  # pragma: no cover
+        async def attempt() -> httpx2.Response:
+            return await self.once(
+                method,
+                path,
+                correlation=correlation,
+                params=params,
+                json=json,
+                content=content,
+                keys=keys,
+            )
+
+        return await persist(attempt, again, what=f"{method} {path}", patience=self._patience)
 
     async def once(
         self,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 import httpx2
 
+from dsec.api.decisions import SandboxDecision
 from dsec.api.frames import (
     MEDIA_TYPE,
     Decoder,
@@ -127,6 +128,11 @@ class SandboxVerbs(Caller):
         """Return one sandbox."""
         response = await self._transport.call("GET", self._at("sandboxes", sandbox_id))
         return parse(SandboxStatus, response.content)
+
+    async def decision(self, sandbox_id: str) -> SandboxDecision:
+        """Return why a sandbox is where it is, or why it waits."""
+        path = self._at("sandboxes", sandbox_id, "decision")
+        return parse(SandboxDecision, (await self._transport.call("GET", path)).content)
 
     async def stop(self, sandbox_id: str) -> None:
         """End one sandbox. Repeating it changes nothing."""

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
+from dsec.api.decisions import SandboxDecision
 from dsec.api.frames import Frame
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.wire import KeyedAnswer
@@ -235,6 +236,10 @@ class Client:
     def sandbox(self, sandbox_id: str) -> SandboxStatus:
         """Return one sandbox."""
         return self._wait(self._client.sandbox(sandbox_id))
+
+    def decision(self, sandbox_id: str) -> SandboxDecision:
+        """Return why a sandbox is where it is, or why it waits."""
+        return self._wait(self._client.decision(sandbox_id))
 
     def stop(self, sandbox_id: str) -> None:
         """End one sandbox."""

@@ -33,6 +33,7 @@ TABLE = (
     Api("POST", PROJECT + "/sandboxes", sandboxes.create, "create", "sandboxes"),
     Api("GET", PROJECT + "/sandboxes", sandboxes.list_all, "list", "sandboxes"),
     Api("GET", SANDBOX, sandboxes.read, "get", "sandboxes"),
+    Api("GET", SANDBOX + "/decision", sandboxes.decision, "get", "sandboxes"),
     Api("DELETE", SANDBOX, sandboxes.delete, "delete", "sandboxes"),
     Api("POST", SANDBOX + "/exec", proxy.run, "create", "sandboxes", "exec"),
     Api("GET", SANDBOX + "/logs", proxy.logs, "get", "sandboxes", "log"),

@@ -10,6 +10,7 @@ from dsec.api.sandbox import SandboxState
 from dsec.api.wire import PROTOCOL, CreateBatch
 from dsec.gateway.calls import BATCH_BYTES, Call
 from dsec.gateway.errors import away, invalid, not_found
+from dsec.journal.decisions import decision_of
 from dsec.journal.inputs import ITEM_BYTES
 from dsec.world.records import Access
 
@@ -63,6 +64,18 @@ async def read(call: Call) -> Response:
     if status is None or status.identity.project != call.project:
         raise not_found(f"sandbox {call.path('sandbox')} of project {call.project}")
     return JSONResponse(status.wire())
+
+
+async def decision(call: Call) -> Response:
+    """Return the newest placement decision about one sandbox."""
+    sandbox = call.path("sandbox")
+    binding = await call.gateway.views.binding(sandbox)
+    if binding is None or binding.spec.identity.project != call.project:
+        raise not_found(f"sandbox {sandbox} of project {call.project}")
+    found = await decision_of(call.gateway.objects, sandbox, binding.at)
+    if found is None:
+        raise not_found(f"a decision about sandbox {sandbox}")
+    return JSONResponse(found.wire())
 
 
 async def delete(call: Call) -> Response:

@@ -75,12 +75,16 @@ class Views:
         """Return the watch of a node."""
         return self.watches.get(node)
 
-    async def one(self, sandbox: str) -> SandboxStatus | None:
-        """Return a sandbox, ended ones with their end. Raises ObjectStoreError."""
-        log = await self.fresh_log()
-        binding = log.state.by_id.get(sandbox)
+    async def binding(self, sandbox: str) -> Binding | None:
+        """Return what the bind log says of a sandbox. Raises ObjectStoreError."""
+        binding = (await self.fresh_log()).state.by_id.get(sandbox)
         if binding is None:
             binding = (await self.fresh_log(newest=True)).state.by_id.get(sandbox)
+        return binding
+
+    async def one(self, sandbox: str) -> SandboxStatus | None:
+        """Return a sandbox, ended ones with their end. Raises ObjectStoreError."""
+        binding = await self.binding(sandbox)
         if binding is None:
             return None
         if binding.result:

@@ -78,6 +78,67 @@ TABLE = [
         Refusal(R.CONTROL_PLANE, "leader", 1),
         "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds",
     ),
+    (
+        Refusal(R.INVALID, "cpu", 0, 1),
+        "CPU: asked 0, free to ask is 1 or more; starts when more is asked",
+    ),
+    (
+        Refusal(R.INVALID, "memory", 1 << 70, largest=(1 << 63) - 1),
+        (
+            "memory: asked 1180591620717411303424, free to ask is at most 9223372036854775807; "
+            "starts when less is asked"
+        ),
+    ),
+    (
+        Refusal(R.INVALID, "affinity", "pool a and pool b"),
+        "affinity: asked pool a and pool b, free 0: nothing can serve it; starts when changed",
+    ),
+    (
+        Refusal(R.CAPACITY, "watermark", 2, 1, 4, 4, 2),
+        (
+            "watermark: asked a node below its safe watermark, free 0 of 4; starts when sandboxes "
+            "end there, or it is declared pausable"
+        ),
+    ),
+    (
+        Refusal(R.CAPACITY, "watermark", 1, 0, 4, 4, 2),
+        (
+            "watermark: asked a node below its limit watermark, free 0 of 4; starts when sandboxes "
+            "end there, or paused ones are moved away"
+        ),
+    ),
+    (
+        Refusal(R.CAPACITY, "disk bandwidth", 200 << 20, 50 << 20, 2, 2, 400 << 20),
+        (
+            "disk bandwidth: asked 200 MiB/s, free at most 50 MiB/s on any of 2 eligible nodes; "
+            "starts when 200 MiB/s on one node are free again"
+        ),
+    ),
+    (
+        Refusal(R.HEALTH, "cordoned", nodes=2, total_nodes=5),
+        ("node health: asked a ready node, free 0: 2 of 5 are cordoned; starts when one is ready"),
+    ),
+    (
+        Refusal(R.TAINT, "dedicated=team-a", nodes=1, total_nodes=3),
+        (
+            "taint dedicated=team-a: asked a node without it, free 0: 1 of 3 carries it; starts "
+            "when a node without it joins, or the task tolerates it"
+        ),
+    ),
+    (
+        Refusal(R.POOL, "pool kind", "data work", nodes=3, total_nodes=3),
+        (
+            "pool kind: asked data work, free 0: 3 of 3 nodes are for other work; starts when a "
+            "node for it joins"
+        ),
+    ),
+    (
+        Refusal(R.TOPOLOGY, "rack", "r1", nodes=8, total_nodes=16),
+        (
+            "topology: asked the rack of its group, r1, free 0: 8 of 16 nodes lie elsewhere; "
+            "starts when there is room in it"
+        ),
+    ),
 ]
 
 

@@ -43,6 +43,13 @@ class Resources(WireModel):
     gpu_mode: GpuMode | None = Field(default=None, description="How the devices are given.")
     gpu_memory_bytes: int = Field(default=0, ge=0, description="GPU memory per device, in bytes.")
     gpu_shares: int = Field(default=0, ge=0, description="GPU memory shares, 10 per GB (TEN-06).")
+    gpu_milli: int = Field(
+        default=0, ge=0, le=1000, description="Thousandths of one card; 0: not asked that way."
+    )
+    disk_iops: int = Field(default=0, ge=0, description="Disk operations per second; 0: none set.")
+    disk_bytes_per_second: int = Field(
+        default=0, ge=0, description="Disk bandwidth, in bytes per second; 0: none set."
+    )
 
 
 class Identity(WireModel):

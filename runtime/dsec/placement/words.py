@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dsec.api.reasons import PendingReason
 from dsec.placement.refusal import Refusal
 
-BYTES = frozenset({"memory", "disk", "gpu memory"})
+BYTES = frozenset({"memory", "disk", "gpu memory", "disk bandwidth"})
 NAMES = {
     "cpu": "CPU",
     "memory": "memory",
@@ -15,6 +15,13 @@ NAMES = {
     "gpu": "GPUs",
     "gpu memory": "GPU memory",
     "sandboxes": "sandboxes",
+    "disk iops": "disk operations per second",
+    "disk bandwidth": "disk bandwidth",
+    "exclusive cpus": "exclusive CPUs",
+    "gpu share": "thousandths of one GPU",
+    "gpu slice": "GPU slices",
+    "gpu clients": "clients of one GPU",
+    "watermark": "watermark",
 }
 
 
@@ -25,7 +32,7 @@ def amount(dimension: str, value: int | str) -> str:
     if dimension == "cpu":
         return f"{value / 1000:g} {'core' if value == 1000 else 'cores'}"  # noqa: PLR2004 - milli
     if dimension in BYTES:
-        return size(value)
+        return size(value) + ("/s" if dimension == "disk bandwidth" else "")
     return str(value)
 
 
@@ -60,6 +67,8 @@ def _capacity(refusal: Refusal) -> str:
             "agent: asked 1, free 0: every node with room has just refused it; starts when one of "
             "them takes it, which is asked again within seconds"
         )
+    if refusal.dimension == "watermark":
+        return _watermark(refusal)
     name = NAMES.get(refusal.dimension, refusal.dimension)
     asked = amount(refusal.dimension, refusal.asked)
     free = amount(refusal.dimension, refusal.free)
@@ -72,6 +81,17 @@ def _capacity(refusal: Refusal) -> str:
         f" (the largest has {amount(refusal.dimension, refusal.largest)} in all)" if never else ""
     )
     return f"{name}: asked {asked}, free at most {free} on {where}{largest}; starts when {remedy}"
+
+
+def _watermark(refusal: Refusal) -> str:
+    safe = refusal.asked == 2  # noqa: PLR2004  as in Column.HEADROOM
+    asked = "a node below its safe watermark" if safe else "a node below its limit watermark"
+    remedy = (
+        "sandboxes end there, or it is declared pausable"
+        if safe
+        else "sandboxes end there, or paused ones are moved away"
+    )
+    return f"watermark: asked {asked}, free 0 of {refusal.total_nodes}; starts when {remedy}"
 
 
 def _quota(refusal: Refusal) -> str:
@@ -115,6 +135,11 @@ def _no_nodes(refusal: Refusal) -> str:
 
 
 def _image(refusal: Refusal) -> str:
+    if refusal.dimension != "image":
+        return (
+            f"image: asked {refusal.asked}, free 0: {refusal.dimension}; starts when a node can "
+            f"use it, which is tried again and again"
+        )
     return (
         f"image: asked {refusal.asked}, free 0: it cannot be resolved; starts when the registry "
         f"has it and answers"
@@ -134,6 +159,52 @@ def _control_plane(_: Refusal) -> str:
     )
 
 
+def _invalid(refusal: Refusal) -> str:
+    name = NAMES.get(refusal.dimension, refusal.dimension)
+    if not isinstance(refusal.asked, int):
+        return f"{name}: asked {refusal.asked}, free 0: nothing can serve it; starts when changed"
+    if refusal.largest:
+        return (
+            f"{name}: asked {refusal.asked}, free to ask is at most {refusal.largest}; starts when "
+            f"less is asked"
+        )
+    return (
+        f"{name}: asked {refusal.asked}, free to ask is {refusal.free} or more; starts when more "
+        f"is asked"
+    )
+
+
+def _health(refusal: Refusal) -> str:
+    return (
+        f"node health: asked a ready node, free 0: {refusal.nodes} of {refusal.total_nodes} "
+        f"{'is' if refusal.nodes == 1 else 'are'} {refusal.dimension}; starts when one is ready"
+    )
+
+
+def _taint(refusal: Refusal) -> str:
+    return (
+        f"taint {refusal.dimension}: asked a node without it, free 0: {refusal.nodes} of "
+        f"{refusal.total_nodes} {'carries' if refusal.nodes == 1 else 'carry'} it; starts when a "
+        f"node without it joins, or the task tolerates it"
+    )
+
+
+def _pool(refusal: Refusal) -> str:
+    return (
+        f"{refusal.dimension}: asked {refusal.asked}, free 0: {refusal.nodes} of "
+        f"{refusal.total_nodes} nodes {'is' if refusal.nodes == 1 else 'are'} for other work; "
+        f"starts when a node for it joins"
+    )
+
+
+def _topology(refusal: Refusal) -> str:
+    return (
+        f"topology: asked the {refusal.dimension} of its group, {refusal.asked}, free 0: "
+        f"{refusal.nodes} of {refusal.total_nodes} nodes lie elsewhere; starts when there is room "
+        f"in it"
+    )
+
+
 def _nobody(refusal: Refusal, one: str, many: str) -> str:
     if refusal.total_nodes == 1:
         return f"the only node does not {many}"
@@ -150,4 +221,9 @@ _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.IMAGE: _image,
     PendingReason.INPUT: _input,
     PendingReason.CONTROL_PLANE: _control_plane,
+    PendingReason.INVALID: _invalid,
+    PendingReason.HEALTH: _health,
+    PendingReason.TAINT: _taint,
+    PendingReason.POOL: _pool,
+    PendingReason.TOPOLOGY: _topology,
 }

@@ -30,7 +30,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Config]:
-    """Start a server with its files in a folder; end it by its id."""
+    """Start a server with its files in a folder; kill it, who asked nicely lingers for 15 s."""
     (folder / "data").mkdir()
     keys = {"accessKey": "key", "secretKey": "secret"}
     identity = {
@@ -53,5 +53,5 @@ def s3_server(folder: Path) -> Iterator[S3Config]:
     try:
         yield S3Config("dsec", f"http://127.0.0.1:{ports[0]}", "us-east-1", "key", "secret")
     finally:
-        process.terminate()
+        process.kill()
         process.wait()

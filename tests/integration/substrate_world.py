@@ -1,9 +1,10 @@
 """A container substrate of its own for a test, with programs to run in it and counts of residue."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ulid import ULID
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Resources(cpu_milli=2000, memory_bytes=128 << 20, pids=64, disk_bytes=32 << 20)
+PATIENCE = 30.0
+"""Seconds for what takes a moment: a busy machine is slow, and that is no failure."""
 
 
 def inside(pid: int, path: str) -> Path:
@@ -27,6 +30,13 @@ def inside(pid: int, path: str) -> Path:
 def namespace(kind: str) -> int:
     """Return the inode of a namespace of this process."""
     return Path(f"/proc/self/ns/{kind}").stat().st_ino
+
+
+async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it holds; fails after the patience."""
+    async with asyncio.timeout(PATIENCE):
+        while not await check():  # noqa: ASYNC110 - what is asked lives in other processes
+            await asyncio.sleep(0.05)
 
 
 def _run(*argv: str) -> str:
@@ -93,6 +103,16 @@ class World:
             else:
                 out[chunk.stream] += chunk.data
         return bytes(out["stdout"]), bytes(out["stderr"]), last
+
+    async def said(self, sandbox: str, words: bytes) -> None:
+        """Wait until the main command has printed these words."""
+        seen = b""
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in self.substrate.logs(sandbox, follow=True):
+                seen += chunk.data
+                if words in seen:
+                    return
+        raise AssertionError(f"it ended and has said only {seen!r}")
 
     def residue(self) -> dict[str, list[str]]:
         """Return what sandboxes have left on this machine: each list should be empty."""

@@ -60,7 +60,7 @@ class Node:
         endpoint = self.served.gateway.registrations[-1].endpoint
         client = self.authority.network(CONTROLLER).client(endpoint + "/v1")
         self.clients.append(client)
-        for _ in range(100):
+        for _ in range(600):
             try:
                 await client.get("state")
                 break
@@ -129,7 +129,7 @@ async def test_containers_outlive_the_agent(node: Node, tmp_path: Path) -> None:
     process = node.process
     assert process is not None
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 15) == 0
+    assert await asyncio.wait_for(process.wait(), 30) == 0
     client = await node.start()
     assert (await state(client))["live"] == 1
     call = {"epoch": 1, "ids": [sandbox_id(1)], "graceSeconds": 0.2}

@@ -98,14 +98,17 @@ async def test_a_lost_state_directory_adopts_what_runs(world: World) -> None:
 async def test_deadlines_survive_a_restart(world: World) -> None:
     """The run time counts from the stored start, not from the restart."""
     agent = await world.start()
-    await world.create(spec(1, 60, max_run_seconds=0.5))
+    await world.create(spec(1, 60, max_run_seconds=2.0))
     await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
     began = agent.core.get(sandbox_id(1)).status.times["running"]
     await world.kill(agent)
+    await world.clock.sleep(1.0)
+    restarted = world.clock.now()
     again = await world.start()
     await eventually(lambda: again.core.live == 0)
-    times = again.core.get(sandbox_id(1)).status.times
-    assert 0.5 <= (times["stopping"] - began).total_seconds() < 1.5
+    stopping = again.core.get(sandbox_id(1)).status.times["stopping"]
+    assert (stopping - began).total_seconds() >= 2.0
+    assert (stopping - restarted).total_seconds() < 2.0
     await again.close()
 
 

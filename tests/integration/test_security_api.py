@@ -233,7 +233,7 @@ async def test_what_is_sent_back_is_clean(served: Served) -> None:
     ):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(request + b"\r\n\r\n")
-        status = await asyncio.wait_for(reader.readline(), 10)
+        status = await asyncio.wait_for(reader.readline(), 30)
         writer.close()
         assert status.split()[1][:1] == b"4", (request[:40], status)
 

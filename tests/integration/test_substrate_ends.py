@@ -8,7 +8,7 @@ import pytest
 from dsec.agent.records import start_time
 from dsec.api.reasons import EndReason
 from dsec.world.substrate import SubstrateError
-from substrate_world import World, namespace, world
+from substrate_world import PATIENCE, World, namespace, world
 
 pytestmark = pytest.mark.root
 
@@ -69,9 +69,9 @@ async def test_fork_bomb_ends_as_pids_limit_and_exec_still_answers(w: World) -> 
     bomb = w.spec("bash", "-c", ":(){ :|:& };: ; sleep 1; exit 9")
     sandbox = await w.begin(bomb)
     await asyncio.sleep(0.3)
-    _, _, answer = await asyncio.wait_for(w.exec(sandbox, "true"), 5)
+    _, _, answer = await asyncio.wait_for(w.exec(sandbox, "true"), PATIENCE)
     assert answer.exit_code == 0
-    end = await asyncio.wait_for(w.substrate.wait(sandbox), 20)
+    end = await asyncio.wait_for(w.substrate.wait(sandbox), PATIENCE)
     await w.substrate.destroy(sandbox)
     assert end.reason == EndReason.PIDS_LIMIT
     assert end.evidence.pids_max_hits > 0
@@ -116,7 +116,7 @@ async def test_background_processes_neither_delay_nor_outlive_the_end(w: World) 
     start = loop.time()
     end = await w.sh("nohup sleep 73 & setsid sleep 74 & echo done")
     assert (end.reason, end.stdout) == (EndReason.COMPLETED, "done\n")
-    assert loop.time() - start < 5
+    assert loop.time() - start < PATIENCE
 
 
 async def test_failed_starts_name_what_is_wrong(w: World) -> None:
@@ -145,19 +145,19 @@ async def test_bad_env_key_and_mount_path_are_refused_at_create(w: World) -> Non
 
 async def test_stop_gives_the_program_its_grace(w: World) -> None:
     """SIGTERM first; after the grace every process is killed."""
-    polite = await w.begin(w.spec("bash", "-c", "trap 'echo bye; exit 0' TERM; sleep 60"))
-    await asyncio.sleep(0.2)
-    await w.substrate.stop(polite, 5)
-    end = await asyncio.wait_for(w.substrate.wait(polite), 3)
+    script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 60"
+    polite = await w.begin(w.spec("bash", "-c", script))
+    await w.said(polite, b"ready\n")
+    await w.substrate.stop(polite, PATIENCE)
+    end = await asyncio.wait_for(w.substrate.wait(polite), PATIENCE)
     assert (end.reason, end.exit_code, end.signal) == (EndReason.STOPPED, 0, None)
-    assert end.stdout == "bye\n"
+    assert end.stdout == "ready\nbye\n"
     await w.substrate.destroy(polite)
-    deaf = await w.begin(
-        w.spec("bash", "-c", "trap '' TERM; setsid sleep 60 & while :; do :; done")
-    )
-    await asyncio.sleep(0.2)
+    script = "trap '' TERM; setsid sleep 60 & echo ready; while :; do :; done"
+    deaf = await w.begin(w.spec("bash", "-c", script))
+    await w.said(deaf, b"ready\n")
     await w.substrate.stop(deaf, 0.2)
-    end = await asyncio.wait_for(w.substrate.wait(deaf), 3)
+    end = await asyncio.wait_for(w.substrate.wait(deaf), PATIENCE)
     assert (end.reason, end.exit_code, end.signal) == (EndReason.STOPPED, None, 9)
     await w.substrate.destroy(deaf)
 
@@ -167,7 +167,7 @@ async def test_stop_before_start_ends_it(w: World) -> None:
     spec = w.spec("true")
     await w.substrate.create(spec)
     await w.substrate.stop(spec.identity.id, 1)
-    end = await asyncio.wait_for(w.substrate.wait(spec.identity.id), 2)
+    end = await asyncio.wait_for(w.substrate.wait(spec.identity.id), PATIENCE)
     assert end.reason == EndReason.STOPPED
     await w.substrate.destroy(spec.identity.id)
 

@@ -103,22 +103,22 @@ async def test_watch_in_order_and_expiry(records: Records) -> None:
     await records.replace({**made, "spec": {"displayName": "x"}})
     await records.delete("Tenant", "t1")
     watch = records.watch("Tenant", version)
-    seen = [(await asyncio.wait_for(anext(watch), 10)).type for _ in range(3)]
+    seen = [(await asyncio.wait_for(anext(watch), 30)).type for _ in range(3)]
     assert seen == ["ADDED", "MODIFIED", "DELETED"]
     await watch.aclose()  # type: ignore[attr-defined]
     with pytest.raises(WatchExpiredError):
-        await asyncio.wait_for(anext(records.watch("Tenant", "1")), 10)
+        await asyncio.wait_for(anext(records.watch("Tenant", "1")), 30)
 
 
 async def test_a_cache_follows(records: KubeRecords) -> None:
     """A cache lists, then follows by watch."""
     cache = Cache(records, "Tenant", SystemClock())
     task = asyncio.create_task(cache.run())
-    await asyncio.wait_for(cache.synced.wait(), 10)
+    await asyncio.wait_for(cache.synced.wait(), 30)
     seen = asyncio.Event()
     cache.listen(lambda key: seen.set() if key == ("", "t2") else None)
     await records.create(tenant("t2"))
-    await asyncio.wait_for(seen.wait(), 10)
+    await asyncio.wait_for(seen.wait(), 30)
     assert cache.get(("", "t2")) is not None
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -17,7 +17,7 @@ from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.wire import JournalPush, NodeAdmission, NodeRegistration, NodeState
 from dsec.world.clock import SystemClock
 from dsec.world.inprocess import Call, Fault, InProcessNetwork, no_faults
-from dsec.world.tls import GATEWAY, Peer
+from dsec.world.tls import GATEWAY, Peer, peer_of
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -81,6 +81,8 @@ class FakeGateway:
     refused: set[str] = field(default_factory=set)
     refused_rows: dict[str, int] = field(default_factory=dict)
     stranger: bool = False
+    nobody: list[str] = field(default_factory=list)
+    """Paths of calls that showed no certificate, registrations apart."""
     registrations: list[NodeRegistration] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -109,6 +111,13 @@ class FakeGateway:
         self.forgotten.append(request.path_params["name"])
         return JSONResponse({}, 202)
 
+    def _nobody(self, request: Request) -> bool:
+        """Note a call of nobody known, before anything else is looked at."""
+        if peer_of(request.scope) is not None:
+            return False
+        self.nobody.append(request.url.path)
+        return True
+
     async def _register(self, request: Request) -> Response:
         if self.away:
             return Response(status_code=503)
@@ -125,6 +134,8 @@ class FakeGateway:
         return JSONResponse(admission.wire())
 
     async def _journal(self, request: Request) -> Response:
+        if self._nobody(request):
+            return JSONResponse({"code": "unauthenticated", "message": "who is it?"}, 401)
         if self.away:
             return Response(status_code=503)
         push = JournalPush.model_validate_json(await request.body())
@@ -137,6 +148,8 @@ class FakeGateway:
         return Response(status_code=204)
 
     async def _artifact(self, request: Request) -> Response:
+        if self._nobody(request):
+            return JSONResponse({"code": "unauthenticated", "message": "who is it?"}, 401)
         if self.away:
             return Response(status_code=503)
         path = request.path_params["path"]

@@ -19,8 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 from dsec.agent import capability, simnodes
+from dsec.agent.config import AgentConfig
+from dsec.agent.serving import Host
+from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
 from dsec.agent.tls import CertificateStore
 from dsec.api import frames
+from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkTls
 from dsec.world.serve import Listener
 from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, client_context, server_context
@@ -165,7 +169,7 @@ async def test_simulated_nodes_join_serve_and_leave(
         await eventually(lambda: len(simnodes.read_report(place)) == 1)
         plan.nodes = []
         simnodes.write_plan(place, plan)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -255,12 +259,40 @@ async def test_the_agent_program_renews_its_certificate(
         served.gateway.away = False
         seen = len(served.gateway.tokens)
         await eventually(lambda: "Bearer once" in served.gateway.tokens[seen:], 20)
+        assert served.gateway.nobody == [], "without a certificate the agent registers, no more"
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_nothing_is_sent_before_the_gateway_can_know_who_calls(
+    authority: Authority, served: Served, tmp_path: Path
+) -> None:
+    """However long the first registration takes, rows and scenes wait for the certificate."""
+    served.gateway.away = True
+    clock, randomness = SystemClock(), system_randomness()
+    host = Host("127.0.0.1:0", "", clock, randomness)
+    config = AgentConfig(
+        state_dir=tmp_path / "n1",
+        gateway=served.url,
+        node_name="n1",
+        ca=authority.path,
+        durable=False,
+    )
+    substrate = SimulatedSubstrate(PROFILES["cpu"], clock, randomness, node="n1")
+    try:
+        agent = await host.add(config, substrate)
+        await agent.create([spec(1, 0.01)])
+        await asyncio.sleep(2)  # several times as long as rows and scenes gather
+        served.gateway.away = False
+        await eventually(lambda: "sandbox-ended" in served.gateway.history(sandbox_id(1)), 20)
+        assert served.gateway.nobody == []
+        assert any(path.endswith("/result.json") for path in served.gateway.artifacts)
+    finally:
+        await host.close()
 
 
 async def test_bad_settings_are_sentences(tmp_path: Path) -> None:

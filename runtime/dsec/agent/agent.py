@@ -47,13 +47,14 @@ class NotRunningError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What an agent reaches the world with."""
+    """What an agent reaches the world with. `identified`: it has what says who it is already."""
 
     substrate: Substrate
     network: Network
     clock: Clock
     randomness: Randomness
     metrics: Metrics
+    identified: bool = True
 
 
 class Agent:
@@ -76,7 +77,13 @@ class Agent:
             epoch=self.files.load_epoch(),
         )
         self.spool = Spool(config.state_dir / "spool", self._snapshot, durable=config.durable)
-        self.uplink = Uplink(config.gateway, outside.network, outside.clock, outside.randomness)
+        self.uplink = Uplink(
+            config.gateway,
+            outside.network,
+            outside.clock,
+            outside.randomness,
+            identified=outside.identified,
+        )
         self._denials = Denials(outside.clock)
         self.feed = Feed(self.core, outside.clock, boot_id)
         self._ship = asyncio.Event()
@@ -370,10 +377,12 @@ async def run_agent(
     *,
     boot_id: str = "",
     metrics: Metrics | None = None,
+    identified: bool = True,
 ) -> Agent:
     """Start an agent in this event loop and return it; serve it with `dsec.agent.app.make_app`.
 
     `boot_id` is the machine's by default; `metrics` may be shared by the nodes of a process.
+    `identified` False: nothing but registrations is sent until there is a certificate.
     Registration is separate: `dsec.agent.register`.
     Raises SpoolError, StateError, SubstrateError, ValueError (a reserve that leaves nothing).
     """
@@ -381,7 +390,7 @@ async def run_agent(
         inventory = await substrate.inventory()
     except OSError as error:
         raise SubstrateError("infrastructure", f"inventory: {error}") from error
-    outside = Outside(substrate, network, clock, randomness, metrics or Metrics())
+    outside = Outside(substrate, network, clock, randomness, metrics or Metrics(), identified)
     agent = Agent(config, outside, offered(inventory, config), boot_id or machine_boot_id())
     await agent.start()
     return agent

@@ -9,7 +9,7 @@ import structlog
 
 from dsec.agent.agent import Agent
 from dsec.agent.tls import CertificateStore
-from dsec.agent.uplink import AwayError, backoff
+from dsec.agent.uplink import REVOKED, AwayError, RefusedError, backoff
 from dsec.api.wire import NodeAdmission, NodeRegistration
 from dsec.world.clock import Randomness, until
 
@@ -24,7 +24,7 @@ class Registrar:
 
     `certificates` is None inside one process, where the network itself says who calls.
     `on_admission` is told each answer (keys, CA); `on_certificate` when the identity has changed: a
-    new certificate is stored, or the old one has expired.
+    new certificate is stored, or the old one has expired or was revoked.
     """
 
     def __init__(
@@ -68,7 +68,14 @@ class Registrar:
             utc=now,
         )
         sent = agent.clock.monotonic()
-        admission = await agent.uplink.register(registration, self._token(store, agent))
+        try:
+            admission = await agent.uplink.register(registration, self._token(store, agent))
+        except RefusedError as error:
+            if store is not None and error.code == REVOKED:
+                # the node was removed: what vouched for it before may do so again
+                store.discard()
+                await self._identity_changed(valid=False)
+            raise
         self._judge_clock(admission.clock_offset_seconds, agent.clock.monotonic() - sent)
         if store is not None and admission.certificate_pem:
             store.store(admission.certificate_pem, admission.ca_pem)
@@ -117,7 +124,7 @@ class Registrar:
     async def _identity_changed(self, *, valid: bool) -> None:
         self._valid = valid
         self._on_certificate()
-        await self._agent.uplink.renew()
+        await self._agent.uplink.renew(identified=valid)
 
     def _token(self, store: CertificateStore | None, agent: Agent) -> str:
         """Return the join token, unless a certificate already says who the node is."""

@@ -84,6 +84,7 @@ class Host:
             self.randomness,
             boot_id=boot_id,
             metrics=self.metrics,
+            identified=store.valid(self.clock.now()),
         )
         node = self.nodes[name] = Node(agent=agent)
 

@@ -70,6 +70,10 @@ class CertificateStore:
         replace_durably(self.ca_path, ca_pem.encode())
         replace_durably(self.certificate_path, certificate_pem.encode())
 
+    def discard(self) -> None:
+        """Remove the certificate: it counts no more. The key stays. Idempotent."""
+        self.certificate_path.unlink(missing_ok=True)
+
     def valid(self, now: datetime) -> bool:
         """Say whether there is a certificate that servers still accept."""
         certificate = self._certificate()

@@ -27,7 +27,7 @@ BATCH_ROWS = 500
 SHIP_SECONDS = 0.2
 """Rows gather this long before they are shipped: one call, and one object, for many."""
 QUIET_TRIES = 3
-"""Refusals in a row before they are logged: a new node has its certificate only after a moment."""
+"""Refusals in a row before they are logged: a gateway may learn late that the node exists."""
 ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS = 120.0, 30.0, 10.0
 """Limits for the gateway to answer; a gateway that hangs must not look like a silent node."""
 DIRECT = "-"
@@ -36,6 +36,9 @@ DIRECT = "-"
 _log = structlog.get_logger(__name__)
 _UNAVAILABLE = frozenset({408, 425, 429})
 _SERVER_ERROR, _CONFLICT, _TOO_LARGE = 500, 409, 413
+_NOBODY, REVOKED = 401, "revoked"
+"""Status and code of what is refused for who calls: the next registration puts it right."""
+REGISTER = "/agent/v1/register"
 
 
 class AwayError(Exception):
@@ -68,23 +71,40 @@ def archive_prefix(identity: Identity) -> str:
 
 
 class Uplink:
-    """One gateway address. `renew` makes new connections, with a new certificate where one is."""
+    """One gateway address. `renew` makes new connections, with a new certificate where one is.
+
+    `identified` says whether the gateway can know who calls. While it cannot, nothing but a
+    registration is sent: rows wait, and everything else is as when the gateway is away.
+    """
 
     def __init__(
-        self, gateway: str, network: Network, clock: Clock, randomness: Randomness
+        self,
+        gateway: str,
+        network: Network,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        identified: bool = True,
     ) -> None:
         self._gateway = gateway
         self._network = network
         self._clock = clock
         self._randomness = randomness
         self._client = network.client(gateway, timeout=ARTIFACT_SECONDS)
+        self._identified = asyncio.Event()
+        if identified:
+            self._identified.set()
 
-    async def renew(self) -> None:
+    async def renew(self, *, identified: bool) -> None:
         """Replace the pooled connections: those open now were made with the old identity."""
         old, self._client = (
             self._client,
             self._network.client(self._gateway, timeout=ARTIFACT_SECONDS),
         )
+        if identified:
+            self._identified.set()
+        else:
+            self._identified.clear()
         await old.aclose()
 
     async def close(self) -> None:
@@ -96,7 +116,7 @@ class Uplink:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = await self._call(
             "POST",
-            "/agent/v1/register",
+            REGISTER,
             registration.model_dump_json(by_alias=True),
             headers,
             limit=REGISTER_SECONDS,
@@ -148,6 +168,7 @@ class Uplink:
         """
         attempt, batch = 0, BATCH_ROWS
         while True:
+            await self._identified.wait()
             wake.clear()
             await spool.commit()
             rows = spool.unshipped(batch)
@@ -193,6 +214,8 @@ class Uplink:
         *,
         limit: float = ARTIFACT_SECONDS,
     ) -> httpx2.Response:
+        if path != REGISTER and not self._identified.is_set():
+            raise AwayError("the node has no certificate that counts now")
         content = body.encode() if isinstance(body, str) else body
         kind = "application/json" if isinstance(body, str) else "application/octet-stream"
         try:
@@ -211,6 +234,8 @@ class Uplink:
         if answer.status_code >= _SERVER_ERROR or answer.status_code in _UNAVAILABLE:
             raise AwayError(f"{answer.status_code} from {path}")
         code, message = _error_of(answer)
+        if path != REGISTER and (answer.status_code == _NOBODY or code == REVOKED):
+            raise AwayError(f"{answer.status_code} {code} from {path}: {message}")
         kind_of_refusal = (
             FencedError if answer.status_code == _CONFLICT and code == "fenced" else RefusedError
         )

@@ -24,12 +24,13 @@ from dsec.gateway.calls import (
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.gateway.registration import register
+from dsec.gateway.standing import calling_node
 from dsec.journal.bindings import Bindings
 from dsec.journal.history import store
 from dsec.journal.inputs import input_key
 from dsec.world.objects import NotFoundError
 from dsec.world.records import User
-from dsec.world.tls import AGENT, peer_of
+from dsec.world.tls import peer_of
 
 JOURNAL_BYTES = 64 << 20
 ARTIFACT_BYTES = 80 << 20
@@ -77,7 +78,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 async def journal(gateway: Gateway, request: Request) -> Response:
     """Store rows of the calling node; repeats are harmless."""
-    node = _node(request)
+    node = await calling_node(gateway, peer_of(request.scope))
     push = await read_model(request, JournalPush, JOURNAL_BYTES)
     foreign = [row.seq for row in push.rows if row.node != node or row.boot_id != push.boot_id]
     if push.node != node or foreign:
@@ -94,7 +95,7 @@ async def journal(gateway: Gateway, request: Request) -> Response:
 
 async def artifact(gateway: Gateway, request: Request) -> Response:
     """Store one file of a sandbox's scene, if that copy counts."""
-    node, params = _node(request), request.path_params
+    node, params = await calling_node(gateway, peer_of(request.scope)), request.path_params
     sandbox, path = params["sandbox"], params["path"]
     # before the body is read, so that nobody fills this process with what will be refused
     await _check_artifact(gateway, node, params)
@@ -130,7 +131,8 @@ async def _check_artifact(gateway: Gateway, node: str, params: Mapping[str, str]
 
 async def read_input(gateway: Gateway, request: Request) -> Response:
     """Return uploaded items to a node that has a sandbox of that project."""
-    node, project = _node(request), request.path_params["project"]
+    node = await calling_node(gateway, peer_of(request.scope))
+    project = request.path_params["project"]
     state = (await gateway.views.fresh_log(newest=True)).state
     if not any(b.spec.identity.project == project for b in state.on_node(node)):
         raise ApiError(403, "denied", f"{node} runs nothing of project {project}")
@@ -142,16 +144,6 @@ async def read_input(gateway: Gateway, request: Request) -> Response:
     except NotFoundError:
         raise not_found(f"input {digest} of project {project}") from None
     return Response(data, media_type="application/octet-stream")
-
-
-def _node(request: Request) -> str:
-    """Return the node that the client certificate names. Raises ApiError 401, 403."""
-    peer = peer_of(request.scope)
-    if peer is None:
-        raise ApiError(401, "unauthenticated", "agents call with their client certificate")
-    if not peer.acts_as(AGENT):
-        raise ApiError(403, "denied", f"{peer.name} is no agent")
-    return peer.name
 
 
 async def _check_rows(gateway: Gateway, node: str, rows: Sequence[JournalRow]) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dsec.world.tls import AGENT
+from dsec.world.tls import AGENT, RECORD_URI
 
 LIFE = timedelta(hours=24)
 """Life of an agent's certificate; agents renew after two thirds."""
@@ -52,12 +52,13 @@ class Authority:
         )
 
     def sign(
-        self, csr_pem: str, node: str, now: datetime, *, address: str = ""
+        self, csr_pem: str, node: str, now: datetime, *, record: str, address: str = ""
     ) -> tuple[str, datetime]:
         """Return a certificate for a node, and its end. Raises RequestError.
 
         The subject is made here: of the request only the key counts, and the IP address of the
-        node's own endpoint (`address`) where it is named.
+        node's own endpoint (`address`) where it is named. It counts as long as the SandboxNode
+        record with the uid `record` exists.
         """
         try:
             request = x509.load_pem_x509_csr(csr_pem.encode())
@@ -65,7 +66,10 @@ class Authority:
             raise RequestError("the certificate request cannot be read") from problem
         if not request.is_signature_valid:
             raise RequestError("the certificate request is not signed by its own key")
-        names: list[x509.GeneralName] = [x509.DNSName(node)]
+        names: list[x509.GeneralName] = [
+            x509.DNSName(node),
+            x509.UniformResourceIdentifier(RECORD_URI + record),
+        ]
         try:
             given = request.extensions.get_extension_for_class(x509.SubjectAlternativeName)
             # never a name of the control plane, never the address of another node

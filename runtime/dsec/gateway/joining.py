@@ -34,7 +34,8 @@ async def create(call: Call) -> Response:
 async def remove(call: Call) -> Response:
     """Forget a node that is gone for good; repeating it changes nothing.
 
-    What it ran is lost. An agent that still runs there registers again with its certificate.
+    What it ran is lost, and its certificate counts no more: an agent that still runs there needs a
+    new join token, or comes back by its pod's token.
     """
     await call.gateway.records.delete("SandboxNode", call.path("node"))
     return JSONResponse({}, 202)

@@ -1,12 +1,15 @@
 """Registration of nodes: what vouches for a name, the SandboxNode record, the certificate.
 
-A certificate names one node for a day; the next one is given to its holder. Before the first one a
-single-use join token or a pod's projected token admits the machine.
+A certificate names one node and its record for a day; the next one is given to its holder while the
+record is there. Before the first one a single-use join token or a pod's projected token admits the
+machine, as after the removal of its record.
 """
 
+import contextlib
 import hashlib
 import hmac
 import re
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import structlog
@@ -20,9 +23,10 @@ from dsec.gateway.ca import RequestError
 from dsec.gateway.calls import read_model
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import ApiError, invalid
+from dsec.gateway.standing import revoked, stands
 from dsec.world.objects import PreconditionError
 from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
-from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, peer_of
+from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, Peer, peer_of
 
 REGISTRATION_BYTES = 1 << 20
 TOKEN_AUDIENCE = "dsec"  # noqa: S105 - the audience of a token, not a token
@@ -43,14 +47,18 @@ async def register(gateway: Gateway, request: Request) -> Response:
             422, "protocol", f"protocol {asked.protocol}; {PROTOCOL} and its neighbours are served"
         )
     _check_names(asked)
-    peer = peer_of(request.scope)
+    peer, join_token = peer_of(request.scope), ""
     if peer is None or not peer.acts_as(AGENT):
-        vouched = await _by_token(gateway, request, asked)
-        await _check_owner(gateway, asked, vouched=vouched)
+        peer = None
+        voucher = await _by_token(gateway, request, asked)
+        join_token = voucher.join_token
+        await _check_owner(gateway, asked, vouched=voucher.names_node)
     elif peer.name != asked.name:
         raise ApiError(403, "denied", f"the certificate is {peer.name}'s, not {asked.name}'s")
     now = gateway.clock.now()
-    await _record_node(gateway, asked)
+    record = await _record_node(gateway, asked, peer)
+    if join_token:
+        await _tie(gateway, join_token, asked.name, record)
     admission = NodeAdmission(
         epoch=await _epoch(gateway),
         ca_pem=gateway.ca.ca_pem,
@@ -60,7 +68,7 @@ async def register(gateway: Gateway, request: Request) -> Response:
     if asked.csr_pem:
         try:
             address = urlsplit(asked.endpoint).hostname or ""
-            signed = gateway.ca.sign(asked.csr_pem, asked.name, now, address=address)
+            signed = gateway.ca.sign(asked.csr_pem, asked.name, now, record=record, address=address)
         except RequestError as problem:
             raise ApiError(422, "invalid", f"csrPem: {problem}") from problem
         admission.certificate_pem, admission.expires = signed
@@ -109,17 +117,22 @@ async def _check_owner(gateway: Gateway, asked: NodeRegistration, *, vouched: bo
         )
 
 
-async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration) -> bool:
-    """Check the bearer token of a node without certificate. Raises ApiError 401, 403.
+@dataclass(frozen=True, slots=True)
+class Voucher:
+    """What a token says: that it is of the node of this name, or which join token it is."""
 
-    Returns whether the token vouches for the node's name.
-    """
+    names_node: bool = False
+    join_token: str = ""
+
+
+async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration) -> Voucher:
+    """Check the bearer token of a node without certificate. Raises ApiError 401, 403."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
         raise ApiError(401, "unauthenticated", "a new node needs a join token or a pod's token")
     secret = gateway.config.join_secret
     if secret and hmac.compare_digest(token.encode(), secret.encode()):
-        return False
+        return Voucher()
     joined = gateway.ca.read_join_token(token, gateway.clock.now())
     if joined is not None:
         number, pool = joined
@@ -127,7 +140,7 @@ async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration)
             raise ApiError(403, "denied", f"the join token is for pool {pool}, not {asked.pool}")
         asked.pool = pool or asked.pool
         await _spend(gateway, number, asked.name)
-        return False
+        return Voucher(join_token=number)
     user = await gateway.records.authenticate(token, TOKEN_AUDIENCE)
     if user is None:
         raise ApiError(401, "unauthenticated", "the token is not valid")
@@ -138,39 +151,73 @@ async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration)
         raise ApiError(403, "denied", f"the token is of node {bound[0]}, not {asked.name}")
     if not bound and not asked.inventory.simulated:
         raise ApiError(403, "denied", "a token that names no node admits simulated nodes only")
-    return bool(bound)
+    return Voucher(names_node=bool(bound))
+
+
+def _token_key(number: str) -> str:
+    return f"join-tokens/{hashlib.sha256(number.encode()).hexdigest()}"
 
 
 async def _spend(gateway: Gateway, number: str, node: str) -> None:
-    """Use up a join token; the same node may repeat its call. Raises ApiError 403."""
-    key = f"join-tokens/{hashlib.sha256(number.encode()).hexdigest()}"
+    """Use up a join token; the same node may repeat its call. Raises ApiError 403.
+
+    Once it has led to a record (`_tie`), a repeat is one for that record alone: a node that was
+    removed does not come back by the token that it kept.
+    """
+    key = _token_key(number)
     try:
         await gateway.objects.put_if_absent(key, node.encode())
     except PreconditionError:
-        owner, _ = await gateway.objects.get(key)
-        if owner.decode() != node:
+        owner, _, tied = (await gateway.objects.get(key))[0].decode().partition(" ")
+        if owner != node or (tied and tied != await _uid_of(gateway, node)):
             raise ApiError(403, "denied", "the join token has been used") from None
 
 
-async def _record_node(gateway: Gateway, asked: NodeRegistration) -> None:
-    """Write the SandboxNode record, if it says something new. Raises ApiError 409."""
+async def _tie(gateway: Gateway, number: str, node: str, record: str) -> None:
+    """Note in a spent join token which record (its uid) it has led to. Idempotent."""
+    key = _token_key(number)
+    data, etag = await gateway.objects.get(key)
+    if data == node.encode():
+        # where two calls of one node race, one of the same record wins
+        with contextlib.suppress(PreconditionError):
+            await gateway.objects.put_if_match(key, f"{node} {record}".encode(), etag)
+
+
+async def _uid_of(gateway: Gateway, node: str) -> str:
+    """Return the uid of a node's record, empty where it has none."""
+    try:
+        return str((await gateway.records.get("SandboxNode", node))["metadata"]["uid"])
+    except RecordNotFoundError:
+        return ""
+
+
+async def _record_node(gateway: Gateway, asked: NodeRegistration, peer: Peer | None) -> str:
+    """Write the SandboxNode record, if it says something new, and return its uid.
+
+    Who comes with a certificate (`peer`) must have a record already: that it was made for.
+    Raises ApiError 403 (it was removed), 409.
+    """
     records = gateway.records
     for attempt in range(ATTEMPTS):
-        try:
-            record = await records.get("SandboxNode", asked.name)
-        except RecordNotFoundError:
-            record = await _create_node(gateway, asked)
+        known: Record | None = None
+        with contextlib.suppress(RecordNotFoundError):
+            known = await records.get("SandboxNode", asked.name)
+        if peer is not None and not stands(peer, known):
+            raise revoked(asked.name)
+        record = known or await _create_node(gateway, asked)
+        uid = str(record["metadata"]["uid"])
         fresh = _registered(record, asked, gateway)
         if fresh is None:
-            return
+            return uid
         try:
             await records.replace_status(fresh)
-        except RecordConflictError:
+        except (RecordConflictError, RecordNotFoundError):
             if attempt == ATTEMPTS - 1:
                 raise
         else:
             log.info("node registered", node=asked.name, endpoint=asked.endpoint)
-            return
+            return uid
+    raise AssertionError("unreachable: the last attempt returns or raises")  # pragma: no cover
 
 
 async def _create_node(gateway: Gateway, asked: NodeRegistration) -> Record:

@@ -18,6 +18,8 @@ CONTROLLER = "dsec-controller"
 GATEWAY = "dsec-gateway"
 AGENT = "dsec-agent"
 """Names of roles: organisation, unit or common name of a process's client certificate."""
+RECORD_URI = "dsec:node:"
+"""Begins the URI in an agent's certificate that ends with the uid of its SandboxNode record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,13 @@ class Peer:
 
     `name` is the common name (for an agent: its node's name), `units` the organisations and
     organisational units: Kubernetes reads groups from the one, other issuers use the other.
+    `record` is the uid of the SandboxNode record that an agent's certificate was made for, empty
+    where it names none, and None where there is no certificate: in one process.
     """
 
     name: str
     units: frozenset[str] = frozenset()
+    record: str | None = None
 
     def acts_as(self, *roles: str) -> bool:
         """Say whether the certificate carries one of the roles, as unit or as common name.
@@ -52,7 +57,11 @@ def peer_from_certificate(certificate: Mapping[str, Any] | None) -> Peer | None:
                 name = value
             elif key in {"organizationName", "organizationalUnitName"}:
                 units.add(value)
-    return Peer(name=name, units=frozenset(units))
+    record = ""
+    for kind, value in certificate.get("subjectAltName", ()):
+        if kind == "URI" and value.startswith(RECORD_URI):
+            record = value.removeprefix(RECORD_URI)
+    return Peer(name=name, units=frozenset(units), record=record)
 
 
 def peer_of(scope: Mapping[str, Any]) -> Peer | None:

@@ -12,6 +12,8 @@ class Refusal:
     `asked` and `free` are in the dimension's unit (milli-cores, bytes, counts), or `asked` is the
     label value, isolation level or mode wanted. `free` is the most on any one of `total_nodes`
     eligible nodes, `nodes` is how many of them lack it, `largest` the largest total of one.
+    Of a quota: `whose` account or cohort, and which `limit` of it (see quota_words.py); `free` and
+    `largest` are that limit's.
     """
 
     reason: PendingReason
@@ -21,3 +23,5 @@ class Refusal:
     nodes: int = 0
     total_nodes: int = 0
     largest: int = 0
+    whose: str = ""
+    limit: str = ""

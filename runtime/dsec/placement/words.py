@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from dsec.api.reasons import PendingReason
+from dsec.placement.quota_words import quota_sentence
 from dsec.placement.refusal import Refusal
 
 BYTES = frozenset({"memory", "disk", "gpu memory", "disk bandwidth"})
@@ -101,6 +102,8 @@ def _quota(refusal: Refusal) -> str:
             f"quota of tenant: asked {refusal.asked}, free 0: there is no such Tenant; starts when "
             f"its record is there again"
         )
+    if refusal.limit:
+        return quota_sentence(refusal, amount)
     return (
         f"quota of {NAMES.get(dimension, dimension)}: asked {amount(dimension, refusal.asked)}, "
         f"free {amount(dimension, refusal.free)} of {amount(dimension, refusal.largest)}; starts "

@@ -1,0 +1,63 @@
+"""What stands in the quota ledger: one entry a sandbox or lease, and the answer to a request."""
+
+from dataclasses import dataclass, field
+
+from dsec.api.experiment import TaskClass
+from dsec.placement.accounts import Amounts, QuotaError, amounts, split
+from dsec.placement.refusal import Refusal
+
+GIVEN_BACK_WHEN_PAUSED = frozenset({"cpu_milli", "cpu_shares"})
+"""A frozen sandbox runs nothing, but its memory, disk and devices stay taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One sandbox (or lease) in the ledger. Raises QuotaError on amounts that are none.
+
+    `account` is the path `tenant/project/task` or `tenant/project`. `since`: when it was admitted,
+    in seconds. `gang` (unique within its tenant), `group` and `group_min`: with fewer than
+    `group_min` members of a group the whole gang is of no use. `given_back`: what it does not
+    count while it is paused.
+    """
+
+    id: str
+    account: str
+    amounts: Amounts
+    task_class: TaskClass = TaskClass.GUARANTEED
+    priority: int = 0
+    queue: str = "default"
+    since: float = 0.0
+    role: str = ""
+    gang: str = ""
+    group: str = ""
+    group_min: int = 0
+    given_back: Amounts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise QuotaError("entry: id: empty; every sandbox has one")
+        split(self.account)
+        object.__setattr__(self, "amounts", amounts(self.amounts, self.id))
+
+    @property
+    def tenant(self) -> str:
+        """Name of the tenant that pays."""
+        return self.account.partition("/")[0]
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether it is a reservation that nobody may touch (SCHED-19)."""
+        return self.task_class is TaskClass.GUARANTEED
+
+    @property
+    def paused(self) -> bool:
+        """Whether it has given something back for the time being."""
+        return bool(self.given_back)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to one request for quota: what was booked, or why nothing was."""
+
+    booked: tuple[Entry, ...] = ()
+    refusals: tuple[Refusal, ...] = ()

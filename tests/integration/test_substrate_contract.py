@@ -36,6 +36,7 @@ async def test_environment_and_identity(w: World) -> None:
         "sh", "-c", 'env; cat /workspace/.dsec/identity.json; cat "$DSEC_ITEM_FILE"; cat',
         env={"MINE": "1", "DSEC_ROLE": "forged"}, item='{"n": 1}', heartbeat_seconds=5,
     )  # fmt: skip
+    spec.identity.correlation_id = "trace-1"
     box = await w.begin(spec)
     end = await w.substrate.wait(box)
     lines = end.stdout.splitlines()
@@ -49,6 +50,7 @@ async def test_environment_and_identity(w: World) -> None:
         assert line in lines
     identity = json.loads(end.stdout[end.stdout.index("{\n") : end.stdout.index("}{") + 1])
     assert (identity["worker"], identity["role"], identity["gpus"]) == (3, "worker", [])
+    assert identity["correlation_id"] == "trace-1"
     assert end.stdout.endswith('{"n": 1}\n{"n": 1}\n')
 
 

@@ -328,6 +328,7 @@ class Agent:
         self.spool.append({"row": row, "put": rows.dump_entry(entry, with_spec=first)})
         self._ship.set()
         self.feed.notify()
+        rows.log(entry)
 
     def _row(self, kind: str, body: dict[str, Any]) -> None:
         row = rows.node_row(

@@ -248,7 +248,14 @@ def _authorise(request: Request, node: Node, sandbox_id: str, verb: str) -> None
     entry = node.agent.core.get(sandbox_id)
     if entry is None:
         raise UnknownSandboxError(sandbox_id)
-    capability.check(grant, entry.spec.identity, verb)
+    identity = entry.spec.identity
+    capability.check(grant, identity, verb)
+    _log.info(
+        f"sandbox {verb}",
+        sandbox=sandbox_id,
+        correlation=identity.correlation_id,
+        call=request.headers.get(CORRELATION, ""),
+    )
 
 
 async def _body(request: Request, model: type[M]) -> M:

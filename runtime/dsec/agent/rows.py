@@ -1,7 +1,9 @@
-"""Shapes of what the agent stores and ships: spool entries, journal rows, state answers."""
+"""Shapes of what the agent stores, ships and logs: spool entries, journal rows, state answers."""
 
 from datetime import datetime
 from typing import Any
+
+import structlog
 
 from dsec.agent.core import Core
 from dsec.agent.entry import Entry, Stop
@@ -11,6 +13,10 @@ from dsec.api.wire import JournalRow
 
 _IN_SPEC = {"identity", "resources", "image"}
 """Fields of a status that its spec has too: not stored with every change."""
+_LOGGED = frozenset({SandboxState.STARTING, SandboxState.RUNNING, SandboxState.ENDED})
+"""States that are log lines; all are rows of the journal."""
+
+_log = structlog.get_logger(__name__)
 
 
 def dump_entry(entry: Entry, *, with_spec: bool = False) -> dict[str, Any]:
@@ -91,6 +97,18 @@ def row_of(entry: Entry, boot_id: str, seq: int, now: datetime) -> dict[str, Any
         body=body,
     )
     return row.wire()
+
+
+def log(entry: Entry) -> None:
+    """Write a line about the state that an entry has just entered, if it is one of the trail's."""
+    status, identity = entry.status, entry.spec.identity
+    if status.state in _LOGGED:
+        _log.info(
+            f"sandbox {status.state}",
+            sandbox=identity.id,
+            registered=status.registered,
+            correlation=identity.correlation_id,
+        )
 
 
 def node_row(

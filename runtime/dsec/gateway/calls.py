@@ -170,6 +170,9 @@ async def record(gateway: Gateway, api: Api, call: Call, status: int) -> None:
     if status in (401, 403) or api.verb in READS or not api.verb:
         return
     request = call.request
+    log.info(
+        "call", method=request.method, path=request.url.path, user=call.user.name, status=status
+    )
     gateway.audit.add(
         "call",
         experiment=request.path_params.get("name", ""),

@@ -67,6 +67,8 @@ async def _stream(
         raise away(f"node {binding.node} is silent: {problem}") from problem
     if not response.is_success:
         raise await _refusal(response, binding)
+    # the call has an id of its own; the sandbox has that of the call which asked for it
+    log.info("stream", verb=verb, sandbox=binding.id, of=identity.correlation_id)
     return StreamingResponse(
         _pass(response), media_type=MEDIA_TYPE, background=BackgroundTask(response.aclose)
     )

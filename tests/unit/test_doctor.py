@@ -8,15 +8,8 @@ import pytest
 import typer
 from dsec.cli import doctor as command
 from dsec.local import doctor_probe
-from dsec.local.doctor import (
-    PACKAGES,
-    Facts,
-    Verdict,
-    Way,
-    findings,
-    packages_to_install,
-    plan,
-)
+from dsec.local.doctor import Verdict, findings, packages_to_install, plan
+from dsec.local.doctor_facts import PACKAGES, Facts, Way
 from dsec.local.toolchain_table import TOOLS
 from typer.testing import CliRunner
 

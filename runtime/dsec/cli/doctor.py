@@ -15,15 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from dsec.local.doctor import (
-    Facts,
     Finding,
     Plan,
     Verdict,
-    Way,
     findings,
     packages_to_install,
     plan,
 )
+from dsec.local.doctor_facts import Facts, Way
 from dsec.local.doctor_probe import probe
 
 # The ways that are checked unless others are named: an existing cluster is for who has one.

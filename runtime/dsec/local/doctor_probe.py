@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from dsec.local import toolchain, toolchain_get
-from dsec.local.doctor import PACKAGES, Facts
+from dsec.local.doctor_facts import PACKAGES, Facts
 
 # Programs for the administrator are not on everybody's PATH; CNI plugins are on nobody's.
 _MORE_FOLDERS = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/cni", "/opt/cni/bin")

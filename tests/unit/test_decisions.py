@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from dsec.api.decisions import DecisionRecord, Rejection, Score
 from dsec.api.reasons import PendingReason
-from dsec.journal.decisions import add_decision, decision_of
+from dsec.journal.decisions import DecisionReader, add_decision
 from dsec.journal.history import HistoryWriter, store
 from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
@@ -33,8 +33,8 @@ async def test_the_newest_decision_of_a_sandbox_is_found_with_its_record() -> No
     first = leader(objects, 9)
     first.add("sandbox-waits", sandbox="sb-1", why="no room")
     await first.close()
-    waiting = await decision_of(objects, "sb-1", asked)
-    assert waiting is not None
+    reader = DecisionReader(objects)
+    waiting = (await reader.find(["sb-1"], asked))["sb-1"]
     assert (waiting.node, waiting.message, waiting.record) == ("", "no room", None)
 
     second = leader(objects, 10)
@@ -42,15 +42,29 @@ async def test_the_newest_decision_of_a_sandbox_is_found_with_its_record() -> No
     second.add("sandbox-placed", sandbox="sb-1", node="n1", devices=["gpu-0"], decision="d1")
     second.add("sandbox-placed", sandbox="sb-2", node="n2", decision="d1")
     await second.close()
-    placed = await decision_of(objects, "sb-1", asked)
-    assert placed is not None
-    assert (placed.node, placed.devices, placed.record) == ("n1", ["gpu-0"], RECORD)
-    assert await decision_of(objects, "sb-3", asked) is None
-    assert await decision_of(objects, "sb-1", asked + timedelta(days=1)) is None
+    for one in (reader, DecisionReader(objects)):
+        placed = (await one.find(["sb-1", "sb-3"], asked))["sb-1"]
+        assert (placed.node, placed.devices, placed.record) == ("n1", ["gpu-0"], RECORD)
+    later = await DecisionReader(objects).find(["sb-1"], asked + timedelta(days=1, minutes=11))
+    assert later == {}
+
+
+async def test_a_segment_is_read_once() -> None:
+    """A second question reads what is new."""
+    objects = MemoryObjects()
+    first = leader(objects, 1)
+    first.add("sandbox-placed", sandbox="sb-1", node="n1")
+    await first.close()
+    reader = DecisionReader(objects)
+    await reader.find(["sb-1"], datetime.now(UTC))
+    read: list[str] = []
+    objects.fault = lambda op, key: read.append(key) or "" if op == "get" else ""
+    assert (await reader.find(["sb-1"], datetime.now(UTC)))["sb-1"].node == "n1"
+    assert read == []
 
 
 async def test_segments_of_agents_are_not_read() -> None:
     """They are most of the history, and decide nothing."""
     objects = MemoryObjects()
     await store(objects, [row(1, kind="sandbox-placed", sandbox="sb-1")])
-    assert await decision_of(objects, "sb-1", row(1).utc) is None
+    assert await DecisionReader(objects).find(["sb-1"], row(1).utc) == {}

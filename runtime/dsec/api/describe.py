@@ -1,12 +1,13 @@
 """An experiment in words: what was asked, what is, why it waits, what was decided for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.decisions import SandboxDecision
 from dsec.api.experiment import Role
 from dsec.api.meta import ConditionStatus, condition_of
 from dsec.api.records import Experiment
@@ -41,17 +42,23 @@ class Description(WireModel):
 
 
 def describe(
-    record: Experiment, *, now: datetime, sandboxes: Sequence[SandboxStatus] = ()
+    record: Experiment,
+    *,
+    now: datetime,
+    sandboxes: Sequence[SandboxStatus] = (),
+    decisions: Mapping[str, SandboxDecision] | None = None,
 ) -> Description:
     """Describe an experiment from its record and, where known, its live sandboxes.
 
-    Empty sections are left out. `now` (UTC) turns times into ages.
+    Empty sections are left out. `now` (UTC) turns times into ages. `decisions`: the newest one
+    about a sandbox of each role.
     """
     sections = [
         Section(title="Asked", lines=list(_asked(record))),
         Section(title="Roles", lines=list(_roles(record))),
         Section(title="Waits", lines=list(_waits(record))),
         Section(title="Placed", lines=list(_placed(record, sandboxes))),
+        Section(title="Decisions", lines=list(_decisions(decisions or {}))),
         Section(title="Stages", lines=list(_stages(record, now))),
         Section(title="Conditions", lines=list(_conditions(record, now))),
         Section(title="Live changes", lines=list(_overrides(record, now))),
@@ -177,6 +184,25 @@ def _placed(record: Experiment, sandboxes: Sequence[SandboxStatus]) -> Iterable[
         }
         text = ", ".join(f"{count} {role}" for role, count in by_role.items())
         yield Line(name=node or "no node yet", text=text)
+
+
+def _decisions(decisions: Mapping[str, SandboxDecision]) -> Iterable[Line]:
+    """Say of each role why the last one went where it is, and why not elsewhere."""
+    for role, decision in sorted(decisions.items()):
+        record = decision.record
+        if record is None:
+            continue
+        where = f"on {decision.node}" if decision.node else "waits"
+        yield Line(
+            name=role,
+            text=f"{decision.sandbox} {where}; {record.placed} of {record.asked} alike were placed",
+        )
+        if record.scores and decision.node:
+            parts = ", ".join(f"{one.name} {one.value:g}" for one in record.scores)
+            yield Line(name=f"{role} score", text=parts)
+        for rejected in record.rejected:
+            nodes = f"{rejected.nodes} nodes: " if rejected.nodes else ""
+            yield Line(name=f"{role} not", text=f"{nodes}{rejected.text}")
 
 
 def _stages(record: Experiment, now: datetime) -> Iterable[Line]:

@@ -20,6 +20,7 @@ from dsec.gateway.leader import Leader
 from dsec.gateway.metrics import Metrics
 from dsec.gateway.views import Views
 from dsec.journal.bindlog import BindLogReader
+from dsec.journal.decisions import DecisionReader
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
 from dsec.journal.results import ResultReader
@@ -79,6 +80,7 @@ class Gateway:
         self.authoriser = Authoriser(records, clock, config.namespace)
         self.leader = Leader(records, network, clock, config.namespace, config.internal_secret)
         self.views = Views(network, clock, BindLogReader(objects), ResultReader(objects))
+        self.decisions = DecisionReader(objects)
         self.audit = HistoryWriter(
             config.audit or objects,
             clock,

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dsec.api.base import WireModel
 from dsec.api.changes import changes
+from dsec.api.decisions import SandboxDecision
 from dsec.api.describe import describe as in_words
 from dsec.api.experiment import MAX_REPLICAS, ExperimentSpec
 from dsec.api.names import dns_name
@@ -145,8 +146,26 @@ async def describe(call: Call) -> Response:
     """Return an experiment in words."""
     experiment = Experiment.model_validate(await _get(call))
     sandboxes = await call.gateway.views.of_project(call.project, experiment.metadata.name)
-    words = in_words(experiment, now=call.gateway.clock.now(), sandboxes=sandboxes)
+    words = in_words(
+        experiment,
+        now=call.gateway.clock.now(),
+        sandboxes=sandboxes,
+        decisions=await _decisions(call, sandboxes),
+    )
     return JSONResponse(words.wire())
+
+
+async def _decisions(call: Call, sandboxes: list[SandboxStatus]) -> dict[str, SandboxDecision]:
+    """Return the newest decision about one sandbox of each role, by role."""
+    log = (await call.gateway.views.fresh_log()).state
+    newest = {
+        one.identity.role: one.identity.id for one in sandboxes if one.identity.id in log.by_id
+    }
+    if not newest:
+        return {}
+    since = min(log.by_id[sandbox].at for sandbox in newest.values())
+    found = await call.gateway.decisions.find(newest.values(), since)
+    return {role: found[sandbox] for role, sandbox in newest.items() if sandbox in found}
 
 
 async def delete(call: Call) -> Response:

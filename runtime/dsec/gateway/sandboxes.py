@@ -10,7 +10,6 @@ from dsec.api.sandbox import SandboxState
 from dsec.api.wire import PROTOCOL, CreateBatch
 from dsec.gateway.calls import BATCH_BYTES, Call
 from dsec.gateway.errors import away, invalid, not_found
-from dsec.journal.decisions import decision_of
 from dsec.journal.inputs import ITEM_BYTES
 from dsec.world.records import Access
 
@@ -72,10 +71,10 @@ async def decision(call: Call) -> Response:
     binding = await call.gateway.views.binding(sandbox)
     if binding is None or binding.spec.identity.project != call.project:
         raise not_found(f"sandbox {sandbox} of project {call.project}")
-    found = await decision_of(call.gateway.objects, sandbox, binding.at)
-    if found is None:
+    found = await call.gateway.decisions.find([sandbox], binding.at)
+    if sandbox not in found:
         raise not_found(f"a decision about sandbox {sandbox}")
-    return JSONResponse(found.wire())
+    return JSONResponse(found[sandbox].wire())
 
 
 async def delete(call: Call) -> Response:

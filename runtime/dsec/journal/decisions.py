@@ -4,53 +4,109 @@ A row of kind `decision` holds a DecisionRecord; rows `sandbox-placed` and `sand
 in `decision`. A burst of equal sandboxes thus costs one record.
 """
 
+import asyncio
+import json
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from dsec.api.decisions import DecisionRecord, SandboxDecision
 from dsec.api.wire import JournalRow
-from dsec.journal.history import HistoryWriter, Question, read
-from dsec.world.objects import ObjectStore
+from dsec.journal.history import HISTORY, HistoryWriter
+from dsec.world.objects import NotFoundError, ObjectStore
 
 DECISION, PLACED, WAITS = "decision", "sandbox-placed", "sandbox-waits"
 WRITER = "controller-"
-"""How the names of those who decide begin; agents' rows need not be read."""
+"""How the names of those who decide begin; agents' segments are not read."""
 SKEW = timedelta(minutes=10)
 """Clocks of two leaders may differ by less than this."""
+KEPT_ROWS, KEPT_RECORDS, KEPT_KEYS = 50_000, 10_000, 200_000
+"""What a reader remembers; the oldest is forgotten first and read again when it is asked for."""
+AT_ONCE = 16
 
 
 def add_decision(history: HistoryWriter, record: DecisionRecord, *, tenant: str = "") -> None:
     """Queue the row of a decision."""
-    history.add(DECISION, tenant=tenant, **record.wire())
+    history.add(DECISION, tenant=tenant, record=record.wire())
 
 
-async def decision_of(
-    objects: ObjectStore, sandbox: str, since: datetime
-) -> SandboxDecision | None:
-    """Return the newest decision about a sandbox that was asked for at `since`; None: none yet.
+class DecisionReader:
+    """Finds decisions in history. Segments are immutable: each is read once."""
 
-    Raises ObjectStoreError.
-    """
-    newest: JournalRow | None = None
-    records: dict[str, DecisionRecord] = {}
-    question = Question(since=since - SKEW, writer=WRITER)
-    async for row in read(objects, question):
-        if row.kind == DECISION:
-            record = DecisionRecord.model_validate(row.body)
-            records[record.id] = record
-        elif row.sandbox == sandbox and row.kind in (PLACED, WAITS):
-            newest = row if newest is None or _order(newest) < _order(row) else newest
-    if newest is None:
-        return None
-    body: dict[str, Any] = newest.body
-    return SandboxDecision(
-        sandbox=sandbox,
-        at=newest.utc,
-        node=body.get("node", ""),
-        devices=body.get("devices", []),
-        message=body.get("why", ""),
-        record=records.get(body.get("decision", "")),
-    )
+    def __init__(self, objects: ObjectStore, prefix: str = HISTORY) -> None:
+        self._objects = objects
+        self._prefix = prefix
+        self._keys: dict[str, None] = {}
+        self._newest: dict[str, JournalRow] = {}
+        self._records: dict[str, DecisionRecord] = {}
+        self._reading = asyncio.Lock()
+
+    async def find(self, sandboxes: Iterable[str], since: datetime) -> dict[str, SandboxDecision]:
+        """Return the newest decision about each sandbox that has one and was asked for at `since`.
+
+        Raises ObjectStoreError.
+        """
+        async with self._reading:
+            await self._catch_up(since - SKEW)
+            rows = {one: self._newest[one] for one in sandboxes if one in self._newest}
+            return {sandbox: self._decision(row) for sandbox, row in rows.items()}
+
+    async def _catch_up(self, since: datetime) -> None:
+        start = since.strftime(f"{self._prefix}/%Y-%m-%d")
+        listed = await self._objects.list(f"{self._prefix}/", start_after=start)
+        new = [
+            info.key
+            for info in listed
+            if info.key not in self._keys and self._node(info.key).startswith(WRITER)
+        ]
+        for position in range(0, len(new), AT_ONCE):
+            part = new[position : position + AT_ONCE]
+            for key, data in zip(part, await asyncio.gather(*map(self._get, part)), strict=True):
+                self._take(data)
+                self._keys[key] = None
+        for kept, most in (
+            (self._keys, KEPT_KEYS),
+            (self._newest, KEPT_ROWS),
+            (self._records, KEPT_RECORDS),
+        ):
+            _trim(kept, most)
+
+    def _node(self, key: str) -> str:
+        return key.removeprefix(f"{self._prefix}/").split("/")[1]
+
+    async def _get(self, key: str) -> bytes:
+        try:
+            return (await self._objects.get(key))[0]
+        except NotFoundError:
+            return b""
+
+    def _take(self, segment: bytes) -> None:
+        for line in segment.splitlines():
+            data = json.loads(line)
+            if data["kind"] == DECISION:
+                record = DecisionRecord.model_validate(data["body"]["record"])
+                self._records[record.id] = record
+            elif data["kind"] in (PLACED, WAITS):
+                row = JournalRow.model_validate(data)
+                known = self._newest.pop(row.sandbox, None)
+                late = known is not None and _order(known) > _order(row)
+                self._newest[row.sandbox] = known if known is not None and late else row
+
+    def _decision(self, row: JournalRow) -> SandboxDecision:
+        body: dict[str, Any] = row.body
+        return SandboxDecision(
+            sandbox=row.sandbox,
+            at=row.utc,
+            node=body.get("node", ""),
+            devices=body.get("devices", []),
+            message=body.get("why", ""),
+            record=self._records.get(body.get("decision", "")),
+        )
+
+
+def _trim(kept: dict[str, Any], most: int) -> None:
+    for key in list(kept)[: max(0, len(kept) - most)]:
+        del kept[key]
 
 
 def _order(row: JournalRow) -> tuple[int, int]:

@@ -42,8 +42,6 @@ class Question(BaseModel):
     sandbox: str = ""
     kind: str = ""
     since: datetime | None = None
-    writer: str = ""
-    """How the name of the node or process that wrote begins; segments of others are not read."""
 
     def matches(self, row: JournalRow) -> bool:
         """Return whether a row is wanted."""
@@ -53,7 +51,6 @@ class Question(BaseModel):
             and self.sandbox in ("", row.sandbox)
             and self.kind in ("", row.kind)
             and (self.since is None or row.utc >= self.since)
-            and row.node.startswith(self.writer)
         )
 
 
@@ -82,9 +79,6 @@ async def read(
     start = question.since.strftime(f"{prefix}/%Y-%m-%d") if question.since else ""
     found: dict[tuple[str, str, int], JournalRow] = {}
     for info in await objects.list(f"{prefix}/", start_after=start):
-        node = info.key.removeprefix(f"{prefix}/").split("/")[1]
-        if not node.startswith(question.writer):
-            continue
         try:
             data, _ = await objects.get(info.key)
         except NotFoundError:

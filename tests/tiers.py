@@ -1,11 +1,14 @@
-"""Set the tests up, run every tier in order, print the time of each, close with one total line.
+"""Set the tests up, run every tier, print the time of each, close with one total line.
 
-Used by `make test`. A tier that fails does not stop the next ones: one run shows everything. The
-soak tests are left out. Exit code 1 where a check or a test failed, a tier could not run, or a
-test was skipped for a reason that is not allowed here; 2 where this machine lacks something.
+Used by `make test`. Runs of one phase go beside each other where they disturb neither the figures
+nor the counts of the other (`tests/lanes.py`). A tier that fails does not stop the next ones: one
+run shows everything. The soak tests are left out. Exit code 1 where a check or a test failed, a
+tier could not run, or a test was skipped for a reason that is not allowed here; 2 where this
+machine lacks something.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,28 +18,46 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from lanes import Phase, Row, Run, Runner
+
 ROOT = Path(__file__).resolve().parent.parent
 DSEC = Path(sys.executable).with_name("dsec")
 
-TIERS = {
-    "component": ("-n", "2"),
-    "policy": (),
-    "integration": (),
-    "sim": ("-n", "2"),
-    "chaos": (),
-    "e2e": (),
-}
-"""In the order of cost, with options; unit tests are part of `make check`.
+E2E_PLATFORM = tuple(
+    f"e2e/test_{name}.py" for name in ("documents", "platform_rollout", "platform_stack", "images")
+)
+"""Files that share the platform or its cluster, in the order of tests/e2e/conftest.py."""
 
-Only tiers that start no program run two files at a time: the others share cgroups and ports of the
-machine, and some measure time.
+PHASES: tuple[Phase, ...] = (
+    (
+        # real clusters, one after the other: platform first, then the life of a cluster
+        (
+            Run("e2e-platform", E2E_PLATFORM),
+            Run("e2e-cluster", ("e2e/test_local_cluster.py",)),
+        ),
+        # mostly waits; what measures take-overs comes last, when the third lane is through
+        (
+            Run("integration", ("integration",), marks="not pulumi"),
+            Run("e2e-standalone", ("e2e/test_standalone.py", "e2e/test_sdk.py")),
+            Run("chaos", ("chaos",)),
+        ),
+        # computes, and measures nothing
+        (
+            Run("integration-pulumi", ("integration",), marks="pulumi"),
+            Run("component", ("component",)),
+            Run("policy", ("policy",)),
+            Run("sim", ("sim",)),
+        ),
+    ),
+)
+"""What runs beside what; unit tests are part of `make check`.
+
+Lanes share no cluster, port, folder or cgroup: each test makes its own. Within a run tests are in
+the order of their files: some modules go on where the test before stopped.
 """
 
 MAY_SKIP = ("the sources' documents are not here",)
 """How the reason of an allowed skip begins: these four documents cannot be published."""
-
-NO_TESTS = 5
-"""Pytest's exit status for a folder without tests."""
 
 
 def prepare() -> bool:
@@ -51,13 +72,6 @@ def prepare() -> bool:
         return False
     # compilers use every core, and what they make is needed by most tiers
     return subprocess.run([DSEC, "tools", "install"], cwd=ROOT, check=False).returncode == 0
-
-
-def pytest_tier(tier: str, report: Path) -> int:
-    """Run one tier; return its exit status."""
-    command = [sys.executable, "-m", "pytest", f"tests/{tier}", "-m", "not soak", *TIERS[tier]]
-    status = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, check=False).returncode
-    return 0 if status == NO_TESTS else status
 
 
 def counts_of(report: Path) -> Counter[str]:
@@ -86,31 +100,31 @@ def forbidden_skips(reports: Iterable[Path]) -> list[str]:
 
 
 def main() -> int:
-    """Set up, run the checks, then each tier; return the exit status."""
-    start = time.monotonic()
+    """Set up, run the checks, then each phase; return the exit status."""
+    first = start = time.monotonic()
     if not prepare():
         return 2
-    rows = [("set-up", 0, time.monotonic() - start)]
+    rows = [Row("set-up", 0, time.monotonic() - start)]
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder)
         start = time.monotonic()
         check = ["make", "check", f"UNIT_OPTIONS=--junitxml={reports / 'unit.xml'}"]
         status = subprocess.run(check, cwd=ROOT, check=False).returncode
-        rows.append(("check + unit", status, time.monotonic() - start))
-        for tier in (one for one in TIERS if (ROOT / "tests" / one).is_dir()):
-            print(f"\n── {tier} tests", flush=True)
-            start = time.monotonic()
-            status = pytest_tier(tier, reports / f"{tier}.xml")
-            rows.append((tier, status, time.monotonic() - start))
+        rows.append(Row("check + unit", status, time.monotonic() - start))
+        runner = Runner(ROOT, reports)
+        for phase in PHASES:
+            rows += runner.phase(phase)
         written = sorted(reports.glob("*.xml"))
         total = sum(map(counts_of, written), Counter())
         skips = forbidden_skips(written)
-    print("\ntier            result   seconds")
-    for name, status, seconds in rows:
-        print(f"{name:<15} {'ok' if status == 0 else f'exit {status}':<8} {seconds:7.1f}")
+    failed = bool(skips) or any(row.status for row in rows)
+    rows.append(Row("all", int(failed), time.monotonic() - first))
+    print("\ntier                 result   seconds")
+    for row in rows:
+        result = f"exit {row.status}" if row.status else "ok"
+        print(f"{row.name:<20} {result:<8} {row.seconds:7.1f}")
     for line in skips:
         print(f"must not be skipped: {line}")
-    failed = bool(skips) or any(status for _, status, _ in rows)
     failures = total["failed"] + len(skips)
     if failed and not failures:
         failures = 1
@@ -120,4 +134,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # ends as Ctrl-C does: what runs is asked to stop, and takes down what it has started
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -1,12 +1,10 @@
 """`make test` can fail: by a skip that nobody allowed, and where the machine lacks something."""
 
-import importlib.util
+from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SOURCE = Path(__file__).parents[1] / "tiers.py"
+import tiers
 
 SUITE = """<testsuites><testsuite tests="3" failures="0" errors="0" skipped="2">
 <testcase classname="a" name="runs"/>
@@ -14,20 +12,10 @@ SUITE = """<testsuites><testsuite tests="3" failures="0" errors="0" skipped="2">
 X"/></testcase>
 <testcase classname="c" name="engine"><skipped message="Pulumi is not installed"/></testcase>
 </testsuite></testsuites>"""
+FOLDER = Path(tiers.__file__).parent
 
 
-@pytest.fixture(scope="module")
-def tiers() -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("tiers", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_only_allowed_skips_pass(tiers: ModuleType, tmp_path: Path) -> None:
+def test_only_allowed_skips_pass(tmp_path: Path) -> None:
     """A tool that is missing would hide a whole tier behind a green line."""
     report = tmp_path / "one.xml"
     report.write_text(SUITE)
@@ -36,10 +24,7 @@ def test_only_allowed_skips_pass(tiers: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_machine_that_lacks_something_stops_first(
-    tiers: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is changed in CI only; elsewhere the message says how."""
     said = tmp_path / "said"
@@ -55,11 +40,15 @@ def test_a_machine_that_lacks_something_stops_first(
         assert "crun is missing" in capfd.readouterr().out
 
 
-def test_every_tier_is_listed(tiers: ModuleType) -> None:
-    """A new folder of tests runs, or is named here."""
-    folders = {path.parent.relative_to(SOURCE.parent).parts[0] for path in _files()}
-    assert folders == {*tiers.TIERS, "unit"}
-
-
-def _files() -> list[Path]:
-    return list(SOURCE.parent.glob("*/**/test_*.py"))
+def test_every_file_is_run_once() -> None:
+    """A new file of tests is in the plan, in one run or in two that share it by a mark."""
+    runs = [run for phase in tiers.PHASES for lane in phase for run in lane]
+    assert max(Counter(run.name for run in runs).values()) == 1, "names are names of reports"
+    for file in FOLDER.glob("*/**/test_*.py"):
+        inside = file.relative_to(FOLDER)
+        ours = [run for run in runs if any(inside.is_relative_to(path) for path in run.paths)]
+        if inside.parts[0] != "unit":
+            marks = sorted(run.marks for run in ours)
+            assert marks in ([""], ["not pulumi", "pulumi"]), (inside, marks)
+    named = {path for run in runs for path in run.paths}
+    assert [path for path in named if not (FOLDER / path).exists()] == []

@@ -220,7 +220,7 @@ class Purse:
         """Pay for one sandbox before it is sent to a node: the lease that paid, or why none did."""
         short: tuple[Refusal, ...] = (Refusal(PendingReason.CONTROL_PLANE, "lease", 1),)
         for lease_id, lease in self.leases.items():
-            if now >= self._ends[lease_id] or not _covers(lease, entry):
+            if not self.valid(lease_id, now) or not _covers(lease, entry):
                 continue
             left = self._left[lease_id]
             short = self._short(lease, entry)
@@ -246,6 +246,10 @@ class Purse:
         told = {entry.id for entry in sent}
         mine = self.unreported.get(lease_id, [])
         self.unreported[lease_id] = [entry for entry in mine if entry.id not in told]
+
+    def valid(self, lease_id: str, now: float) -> bool:
+        """Return whether a slice may still be spent."""
+        return now < self._ends[lease_id]
 
     def left(self, lease_id: str) -> Mapping[str, int]:
         """Return what may still be spent of a slice."""

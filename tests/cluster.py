@@ -169,7 +169,7 @@ class ApiServer:
         )
 
     def stop(self) -> None:
-        """Kill the processes and wait for them: asked nicely, the API server first lingers 20 s."""
+        """Kill the processes and wait for them: nothing of them is kept."""
         for one in reversed(self.processes):
             one.kill()
             one.wait()

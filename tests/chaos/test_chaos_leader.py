@@ -97,7 +97,8 @@ def test_a_frozen_leader_decides_nothing_more(plane: Plane, count: int) -> None:
         ended = plane.until("the old leader ends", lambda: process.poll() is not None, 20)
         late.join()
     assert took < TAKE_OVER
-    assert served < TAKE_OVER
+    # on a busy machine clients repeat late; the old leader stands still all the while
+    assert served < FROZEN
     assert next_epoch > epoch
     assert process.returncode == EXIT_LOST
     # whoever else holds its epoch is refused by the log and by every agent

@@ -14,6 +14,7 @@ from dsec.agent.app import Node, make_app
 from dsec.agent.config import AgentConfig
 from dsec.agent.substrates.simulated import Profile, SimulatedSubstrate
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
+from dsec.api.scene import unpack
 from dsec.api.wire import JournalPush, NodeAdmission, NodeRegistration, NodeState
 from dsec.world.clock import SystemClock
 from dsec.world.inprocess import Call, Fault, InProcessNetwork, no_faults
@@ -77,6 +78,9 @@ class FakeGateway:
     epoch: int = 1
     rows: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)
+    uploads: list[list[str]] = field(default_factory=list)
+    """The names of the files of each accepted request."""
+    no_batches: bool = False
     fenced: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     refused_rows: dict[str, int] = field(default_factory=dict)
@@ -100,6 +104,7 @@ class FakeGateway:
                 Route("/agent/v1/register", self._register, methods=["POST"]),
                 Route("/agent/v1/journal", self._journal, methods=["POST"]),
                 Route("/agent/v1/artifacts/{path:path}", self._artifact, methods=["PUT"]),
+                Route("/agent/v1/artifacts/{path:path}", self._scene, methods=["POST"]),
             ]
         )
 
@@ -159,6 +164,24 @@ class FakeGateway:
         if path.split("/", 3)[3] in self.refused:
             return JSONResponse({"code": "invalid", "message": "no plain path"}, 422)
         self.artifacts[path] = body
+        self.uploads.append([path.split("/", 3)[3]])
+        return Response(status_code=204)
+
+    async def _scene(self, request: Request) -> Response:
+        if self._nobody(request):
+            return JSONResponse({"code": "unauthenticated", "message": "who is it?"}, 401)
+        if self.away:
+            return Response(status_code=503)
+        prefix = request.path_params["path"]
+        files = unpack(await request.body())
+        if self.no_batches:
+            return Response("Not Found", status_code=404)
+        if prefix.split("/")[2] in self.fenced:
+            return JSONResponse({"code": "fenced", "message": "superseded"}, 409)
+        if self.refused & set(files):
+            return JSONResponse({"code": "invalid", "message": "no plain path"}, 422)
+        self.artifacts |= {f"{prefix}/{name}": content for name, content in files.items()}
+        self.uploads.append(list(files))
         return Response(status_code=204)
 
     def history(self, sandbox: str) -> list[str]:
@@ -237,7 +260,7 @@ class World:
         return NodeState.model_validate_json(answer.content)
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until something holds, or fail."""
     end = datetime.now(UTC).timestamp() + seconds
     while not condition():

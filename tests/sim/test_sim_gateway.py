@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
+from dsec.api.scene import pack
 from dsec.api.wire import NodeInventory, NodeRegistration
 from dsec.gateway import ca
 from dsec.journal.history import AUDIT, Question, read
@@ -233,6 +234,27 @@ def test_an_agent_writes_what_is_its_own(simulate: Callable[..., None]) -> None:
             assert await put(own, "lab/-/sb-unknown/a") == (409, "fenced")
             assert await put(own, f"other/-/{sandbox}/a") == (403, "denied")
             assert (await put(own, f"lab/-/{sandbox}/a/%2e%2e/b"))[0] in (404, 422)
+
+            async def post(who: httpx2.AsyncClient, scene: str, *names: str) -> tuple[int, str]:
+                body = pack({name: name.encode() for name in names})
+                answer = await who.post(f"/agent/v1/artifacts/{scene}", content=body)
+                return answer.status_code, answer.json().get("code", "")
+
+            assert await post(own, f"lab/-/{sandbox}", "b", "c/d", "result.json") == (200, "")
+            assert await post(other, f"lab/-/{sandbox}", "b", "e") == (409, "fenced")
+            assert await post(own, "lab/-/sb-unknown", "b", "e") == (409, "fenced")
+            assert await post(own, f"other/-/{sandbox}", "b", "e") == (403, "denied")
+            assert await post(own, f"lab/-/{sandbox}", "e", "../e") == (422, "invalid")
+            unlike = await own.post(f"/agent/v1/artifacts/lab/-/{sandbox}", content=b"x\ny")
+            assert unlike.status_code == 422
+            prefix = f"artifacts/lab/-/{sandbox}/"
+            kept = {key: data for key, data in sim.objects._data.items() if "artifacts" in key}
+            assert kept == {
+                f"{prefix}logs/a.txt": b"x",
+                f"{prefix}b": b"b",
+                f"{prefix}c/d": b"c/d",
+                f"{prefix}result.json": b"result.json",
+            }
             nobody = client(sim, None)
             assert (await put(nobody, f"lab/-/{sandbox}/a"))[0] == 401
             gateway = client(sim, Peer("dsec-gateway", frozenset({"dsec-gateway"})))

@@ -262,3 +262,73 @@ async def test_a_reader_drops_old_keys_too() -> None:
     await log.append([end(2, at=later)])
     await reader.refresh()
     assert reader.state.by_id == {}
+
+
+class SlowObjects(MemoryObjects):
+    """Reads are counted, and what they found is told only once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def get(self, key: str) -> tuple[bytes, str]:
+        """Look at once, answer late."""
+        self.reads += 1
+        try:
+            return await super().get(key)
+        finally:
+            await self.gate.wait()
+
+
+async def test_calls_share_a_look_that_began_after_them() -> None:
+    """A hundred calls at once cost two looks; one that began earlier counts for none of them."""
+    objects = SlowObjects()
+    writer = await leader(objects, 1)
+    reader = BindLogReader(objects)
+    await reader.open()
+    objects.reads = 0
+    objects.gate.clear()
+
+    async def knows() -> bool:
+        await reader.refresh()
+        return len(reader.state.by_id) == 1
+
+    early = asyncio.create_task(knows())
+    await asyncio.sleep(0)
+    # the end of the log was seen before this segment, and is told after it
+    await writer.append([binding(1)])
+    late = [asyncio.create_task(knows()) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert objects.reads == 1
+    objects.gate.set()
+    assert not await early
+    assert all(await asyncio.gather(*late))
+    # one for the first call, then one for the segment and one for the end behind it
+    assert objects.reads == 3
+
+
+async def test_a_look_that_failed_or_was_given_up_counts_for_nobody() -> None:
+    """Who waited behind it looks for itself."""
+    objects = SlowObjects()
+    writer = await leader(objects, 1)
+    reader = BindLogReader(objects)
+    await reader.open()
+    objects.gate.clear()
+    given_up, waiting = (asyncio.create_task(reader.refresh()) for _ in range(2))
+    await asyncio.sleep(0)
+    await writer.append([binding(1)])
+    given_up.cancel()
+    objects.gate.set()
+    await waiting
+    assert reader.position == writer.position
+    objects.fault = lambda operation, _: "before" if operation == "get" else ""
+    failing = asyncio.create_task(reader.refresh())
+    await asyncio.sleep(0)
+    with pytest.raises(ObjectStoreError):
+        await failing
+    await writer.append([binding(2)])
+    objects.fault = None
+    await reader.refresh()
+    assert reader.position == writer.position

@@ -6,7 +6,6 @@ clean stop of the agent does: the sandbox goes on, and a later life resumes from
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,8 @@ import structlog
 from dsec.agent.core import Core
 from dsec.agent.entry import Entry, IllegalTransitionError, Stop
 from dsec.agent.spool import SpoolError
-from dsec.agent.uplink import FencedError, RefusedError, Uplink, archive_prefix, backoff
+from dsec.agent.uplink import FencedError, Uplink, archive_prefix, backoff
+from dsec.agent.upload import RESULT_NAME, OutOfPatienceError, SceneUpload
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, SandboxState
 from dsec.world.clock import Clock, Randomness, until
@@ -25,18 +25,10 @@ from dsec.world.substrate import Substrate, SubstrateError
 
 STOP_MARGIN = 30.0
 """Seconds past the grace until a sandbox that does not die is archived as it is."""
-RESULT_NAME = "result.json"
-"""The artifact that holds a sandbox's status and end; uploaded last, so it marks a whole scene."""
-MANIFEST_NAME = "manifest.json"
-"""The artifact that lists a scene's collected files; the substrate yields it last."""
 
 _log = structlog.get_logger(__name__)
 S = SandboxState
 T = TypeVar("T")
-
-
-class _OutOfPatienceError(Exception):
-    """The gateway was away for so long that the scene is given up; names the file."""
 
 
 class _StopRequestedError(Exception):
@@ -72,7 +64,6 @@ class Life:
         self._event = asyncio.Event()
         self._stopped_at: Callable[[], float] | None = None
         self._spans: dict[SandboxState, Callable[[], float]] = {}
-        self._refused: list[dict[str, str]] = []
 
     def wake(self) -> None:
         """Look at the entry again."""
@@ -233,60 +224,41 @@ class Life:
 
         A fenced copy uploads nothing more from the moment it is known to be fenced.
         """
-        patience = until(self._g.clock, self._g.archive_patience)
-        identity = self._entry.spec.identity
-        stored, missing, self._refused = 0, False, []
+        upload = SceneUpload(
+            self._g.uplink,
+            self._entry.spec.identity,
+            patience=until(self._g.clock, self._g.archive_patience),
+            fenced=lambda: self._entry.fenced,
+        )
+        missing = False
         async with self._g.uploads:
             try:
-                async for name, content in self._g.substrate.archive(self._id):
-                    whole = self._told(content) if name == MANIFEST_NAME else content
-                    stored += await self._upload(name, whole, patience)
-            except _OutOfPatienceError:
-                return (archive_prefix(identity) if stored else "", True)
-            except FencedError:
-                return "", False
-            except SpoolError:
-                raise
-            except Exception as error:  # noqa: BLE001 - half a scene must not keep the node busy
-                _log.warning("archive incomplete", sandbox=self._id, error=repr(error))
+                missing = await self._send_scene(upload)
+                await upload.add(RESULT_NAME, self._result())
+                await upload.flush()
+            except OutOfPatienceError:
                 missing = True
-            try:
-                stored += await self._upload(RESULT_NAME, self._result(), patience)
-            except _OutOfPatienceError:
-                missing = True
-            except FencedError:
+            except FencedError as error:
+                message = "a newer incarnation of this replica exists"
+                fence = Stop(EndReason.FENCED, message)
+                if self._g.core.request_stop(self._id, fence, self._now()):
+                    await self._recorded()
+                _log.info("fenced", sandbox=self._id, error=str(error))
                 return "", False
-        return (archive_prefix(identity) if stored else "", missing or bool(self._refused))
+        prefix = archive_prefix(self._entry.spec.identity) if upload.stored else ""
+        return prefix, missing or bool(upload.refused)
 
-    def _told(self, manifest: bytes) -> bytes:
-        """Return the manifest with the files that the gateway did not take: it comes last."""
-        if not self._refused:
-            return manifest
-        return json.dumps({**json.loads(manifest), "refused": self._refused}, indent=1).encode()
-
-    async def _upload(self, name: str, content: bytes, patience: Callable[[], float]) -> bool:
-        """Store one file; False when it is refused. Raises FencedError, _OutOfPatienceError."""
-        identity = self._entry.spec.identity
-
-        async def put() -> None:
-            if self._entry.fenced:
-                raise FencedError(0, "fenced", "the controller said so")
-            await self._g.uplink.put_artifact(identity, name, content)
-
+    async def _send_scene(self, upload: SceneUpload) -> bool:
+        """Pass the scene on; True where reading it failed midway: half a scene is sent, too."""
         try:
-            if not await self._g.uplink.retry(f"{self._id}/{name}", put, patience=patience):
-                raise _OutOfPatienceError(name)
-        except FencedError as error:
-            message = "a newer incarnation of this replica exists"
-            if self._g.core.request_stop(self._id, Stop(EndReason.FENCED, message), self._now()):
-                await self._recorded()
-            _log.info("fenced", sandbox=self._id, error=str(error))
+            async for name, content in self._g.substrate.archive(self._id):
+                await upload.add(name, content)
+        except (OutOfPatienceError, FencedError, SpoolError):
             raise
-        except RefusedError as error:
-            _log.warning("artifact refused", sandbox=self._id, name=name, error=str(error))
-            self._refused.append({"path": name, "why": str(error)})
-            return False
-        return True
+        except Exception as error:  # noqa: BLE001 - half a scene must not keep the node busy
+            _log.warning("archive incomplete", sandbox=self._id, error=repr(error))
+            return True
+        return False
 
     def _result(self) -> bytes:
         entry = self._entry

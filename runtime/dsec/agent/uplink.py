@@ -6,7 +6,7 @@ up by itself, because a sandbox never needs the control plane to go on.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import groupby
 from operator import itemgetter
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import structlog
 
 from dsec.agent.spool import Record, Spool
 from dsec.api.sandbox import Identity
+from dsec.api.scene import pack
 from dsec.api.wire import NodeAdmission, NodeRegistration
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
@@ -141,6 +142,11 @@ class Uplink:
         await self._call(
             "PUT", quote(path), content, {"X-Dsec-Incarnation": str(identity.incarnation)}
         )
+
+    async def put_scene(self, identity: Identity, files: Mapping[str, bytes]) -> None:
+        """Store files of a scene with one request, the last after all others. As `put_artifact`."""
+        path = "/agent/v1/" + archive_prefix(identity).rstrip("/")
+        await self._call("POST", quote(path), pack(files))
 
     async def retry(
         self, what: str, call: Callable[[], Awaitable[None]], *, patience: Callable[[], float]

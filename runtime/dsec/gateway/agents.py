@@ -5,7 +5,7 @@ sandbox is bound to that very node. A copy that does not count is told `fenced` 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from starlette.requests import Request
@@ -17,13 +17,13 @@ from dsec.gateway.calls import (
     CORRELATION,
     as_error,
     correlation_of,
-    read_body,
     read_model,
     record_denial,
 )
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.gateway.registration import register
+from dsec.gateway.scenes import store_file, store_files
 from dsec.gateway.standing import calling_node
 from dsec.journal.bindings import Bindings
 from dsec.journal.history import store
@@ -33,11 +33,6 @@ from dsec.world.records import User
 from dsec.world.tls import peer_of
 
 JOURNAL_BYTES = 64 << 20
-ARTIFACT_BYTES = 80 << 20
-"""More than an agent archives of one file (64 MiB): each upload is held in memory here."""
-LONGEST_PATH = 512
-"""Bytes of a name in a scene; object stores take keys of 1,024."""
-DIRECT = "-"
 WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
 """What a boot id may look like: it becomes part of an object's key."""
 
@@ -72,6 +67,7 @@ def routes(gateway: Gateway) -> list[Route]:
         at("POST", "register", register),
         at("POST", "journal", journal),
         at("PUT", "artifacts/{project}/{experiment}/{sandbox}/{path:path}", artifact),
+        at("POST", "artifacts/{project}/{experiment}/{sandbox}", scene),
         at("GET", "inputs/{project}/{sha256}", read_input),
     ]
 
@@ -95,38 +91,12 @@ async def journal(gateway: Gateway, request: Request) -> Response:
 
 async def artifact(gateway: Gateway, request: Request) -> Response:
     """Store one file of a sandbox's scene, if that copy counts."""
-    node, params = await calling_node(gateway, peer_of(request.scope)), request.path_params
-    sandbox, path = params["sandbox"], params["path"]
-    # before the body is read, so that nobody fills this process with what will be refused
-    await _check_artifact(gateway, node, params)
-    data = await read_body(request, ARTIFACT_BYTES)
-    # the newest state of the log decides: an old copy must not slip in between
-    place = await _check_artifact(gateway, node, params)
-    key = f"artifacts/{place}/{sandbox}/{path}"
-    await gateway.objects.put(key, data)
-    return JSONResponse({"key": key, "size": len(data)})
+    return await store_file(gateway, await calling_node(gateway, peer_of(request.scope)), request)
 
 
-async def _check_artifact(gateway: Gateway, node: str, params: Mapping[str, str]) -> str:
-    """Return <project>/<experiment> of a sandbox that the node may write for now.
-
-    Raises ApiError: 403 another's, 409 fenced, 422 no plain path.
-    """
-    sandbox, path = params["sandbox"], params["path"]
-    plain = all(part not in ("", ".", "..") for part in path.split("/")) and path.isprintable()
-    if not plain or len(path.encode()) > LONGEST_PATH:
-        raise invalid("path", path[:200], f"{LONGEST_PATH} bytes", "is no plain relative path")
-    state = (await gateway.views.fresh_log(newest=True)).state
-    binding = state.by_id.get(sandbox)
-    if binding is None:
-        raise ApiError(409, "fenced", f"{sandbox} is not known: nothing of it is taken")
-    identity = binding.spec.identity
-    place = (identity.project, identity.experiment or DIRECT)
-    if place != (params["project"], params["experiment"]):
-        raise ApiError(403, "denied", f"{sandbox} is not of {params['project']}")
-    if not state.effective(sandbox, node):
-        raise ApiError(409, "fenced", f"{sandbox} is not bound to {node}, or has ended")
-    return "/".join(place)
+async def scene(gateway: Gateway, request: Request) -> Response:
+    """Store several files of a sandbox's scene, if that copy counts."""
+    return await store_files(gateway, await calling_node(gateway, peer_of(request.scope)), request)
 
 
 async def read_input(gateway: Gateway, request: Request) -> Response:

@@ -86,6 +86,8 @@ class BindLogReader:
         self.state = Bindings()
         self.position = 0
         self._reading = asyncio.Lock()
+        # calls of `refresh`, and up to which of them the end of the log has been seen
+        self._asked = self._answered = 0
         self._nothing_new = 0
         self._newest: datetime | None = None
         self._expired = datetime.min.replace(tzinfo=UTC)
@@ -106,9 +108,16 @@ class BindLogReader:
                 self.position = number
 
     async def refresh(self) -> None:
-        """Read and apply new segments. Raises ObjectStoreError."""
+        """Read and apply new segments. Raises ObjectStoreError.
+
+        Calls that wait for each other share one look at the end of the log: a look that began
+        after a call says as much as one of its own would.
+        """
+        self._asked += 1
+        mine = self._asked
         async with self._reading:
-            while True:
+            while self._answered < mine:
+                covered = self._asked
                 try:
                     data, _ = await self._objects.get(segment_key(self.position + 1))
                 except NotFoundError:
@@ -118,7 +127,7 @@ class BindLogReader:
                         await self._jump()
                     if self.position == position:
                         self._expire()
-                        return
+                        self._answered = covered
                     continue
                 self._apply(decode(data))
 

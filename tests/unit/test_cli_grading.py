@@ -47,6 +47,8 @@ def test_two_hundred_distinct_programs() -> None:
     assert len({one.name for one in programs}) == len({one.source for one in programs}) == 200
     for one in programs:
         assert (one.reason is EndReason.COMPLETED) == one.name.startswith("HumanEval/")
+    slow = [one.reason is EndReason.DEADLINE for one in programs]
+    assert slow == sorted(slow, reverse=True), "what takes longest has to start first"
 
 
 def test_the_ideal_result_closes_with_the_promised_line() -> None:

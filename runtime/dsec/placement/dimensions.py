@@ -1,8 +1,8 @@
 """The one list of what a node has and a request takes, incompressible first (SCHED-20).
 
-Columns of a view's `free` array. Amounts are whole numbers: bytes, counts, milli-cores. A request
-fits where free >= asked in every column that it asks for. The columns after CPU are summaries of a
-node's cards and state; they bound a search and are not booked.
+Columns of a view, one whole number per node: bytes, counts, milli-cores. A request fits where
+free >= asked in every column that it asks for. Those after PINS are not booked but follow from the
+state of a node and its cards.
 """
 
 from enum import IntEnum, StrEnum
@@ -27,7 +27,7 @@ GIB = 1 << 30
 
 
 class Column(IntEnum):
-    """Rows of `free` and `total`, in the order in which they are compared and named."""
+    """What a view keeps of each node, in the order in which it is compared and named."""
 
     MEMORY = 0
     PIDS = 1
@@ -48,6 +48,10 @@ class Column(IntEnum):
     """Most free milli of one card that takes clients (shares, mps)."""
     SLICES = 12
     """Cards that have a free slice."""
+    EXPLORATION = 13
+    """Sandboxes of that stage on the node; as the next two not compared but scored (SCHED-14)."""
+    TRAINING = 14
+    EVALUATION = 15
 
 
 BOOKED = 8

@@ -1,0 +1,210 @@
+"""What the engine has derived from a view, kept on it between decisions.
+
+Filters and static scores are asked once per class of requests and distinct description of nodes,
+and kept while nodes come and go. What follows from it per row is made anew when the view's
+generation has changed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsec.placement.accelerators import EXCLUSIVE, Accelerator
+from dsec.placement.asked import Asked
+from dsec.placement.filters import card_suits, mismatch
+from dsec.placement.mix import Mix
+from dsec.placement.potential import UNLEARNED, Potential, groups_of
+from dsec.placement.request import Request
+from dsec.placement.scores import FULL_ORDER, Weights, local_cost, static_cost
+from dsec.placement.stranding import Floats, Ints
+from dsec.placement.view import ClusterView
+
+MOST_CLASSES = 2048
+"""Classes remembered; all are forgotten beyond, which costs one pass over the descriptions each."""
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What filters and static scores say of each profile, for one class of requests."""
+
+    fits: list[bool]
+    cost: list[float]
+
+
+@dataclass(slots=True)
+class StaticClass:
+    """One class of requests on the nodes of one generation."""
+
+    rows: Ints | None
+    """Rows that may take it, the cheapest first; None: all, in their order."""
+    base: Floats
+    """Static cost and order term by row."""
+    suits: NDArray[np.bool_] | None
+    """[row, card] where only some cards of a node will do."""
+    kinds: tuple[int, ...]
+    """Kinds of cards on rows that may take it."""
+    eligible: int
+
+
+class Derived:
+    """Caches of one view under one set of weights."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.generation = -1
+        self.watermarked = False
+        self.kinds: list[Accelerator] = [Accelerator("")]
+        """Distinct cards; number 0 stands for no card."""
+        self._kind_numbers: dict[Key, int] = {}
+        self._profile_kinds: list[list[int]] = []
+        self.kind: Ints = np.zeros((0, 1), dtype=np.int64)
+        """[row, card] number of the card's kind."""
+        self.order: Floats = np.zeros(0)
+        self._verdicts: dict[Key, Verdicts] = {}
+        self._classes: dict[Key, StaticClass] = {}
+        self.potential: Potential | None = None
+
+    def fork(self) -> "Derived":
+        """Return a copy for a fork of the view."""
+        other = object.__new__(Derived)
+        other.__dict__.update(self.__dict__)
+        other.kinds, other._kind_numbers = list(self.kinds), dict(self._kind_numbers)
+        other._profile_kinds = list(self._profile_kinds)
+        other._classes = dict(self._classes)
+        other._verdicts = {
+            key: Verdicts(list(one.fits), list(one.cost)) for key, one in self._verdicts.items()
+        }
+        other.potential = self.potential.fork() if self.potential else None
+        return other
+
+    def refresh(self, view: ClusterView, mix: Mix | None) -> Potential:
+        """Follow the view and the mix; return the potential of all rows."""
+        if self.generation != view.generation:
+            self._follow(view)
+            self.potential = None
+        groups = self.potential.plain_groups if self.potential else groups_of(view.profiles, mix)
+        tables = mix.tables() if mix is not None else UNLEARNED
+        if self.potential is None or self.potential.tables is not tables:
+            # another mix numbers its groups by itself
+            groups = groups_of(view.profiles, mix)
+            tables = mix.tables() if mix is not None else UNLEARNED
+            self.potential = Potential(view, tables, groups)
+        else:
+            for row in view.touched:
+                self.potential.update(view.load(row, cards=True))
+        view.touched.clear()
+        return self.potential
+
+    def _follow(self, view: ClusterView) -> None:
+        self.generation = view.generation
+        self._classes.clear()
+        rows = len(view.described)
+        self.watermarked = any(
+            node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
+            for node in view.described
+        )
+        positions = np.arange(rows, dtype=np.float64)
+        self.order = np.multiply(positions, self.weights.order / max(rows, FULL_ORDER))
+        for node in view.profiles[len(self._profile_kinds) :]:
+            self._profile_kinds.append([self._kind_of(card) for card in node.devices])
+        cards = view.cards.shape[2]
+        table = np.zeros((max(1, len(view.profiles)), cards), dtype=np.int64)
+        for number, kinds in enumerate(self._profile_kinds):
+            table[number, : len(kinds)] = kinds[:cards]
+        self.kind = table[view.profile]
+
+    def _kind_of(self, card: Accelerator) -> int:
+        key = (card.model, card.memory_bytes, card.modes, card.slicing, card.clients)
+        number = self._kind_numbers.get(key)
+        if number is None:
+            number = self._kind_numbers[key] = len(self.kinds)
+            self.kinds.append(card)
+        return number
+
+    def static_class(self, view: ClusterView, request: Request, asked: Asked) -> StaticClass:
+        """Return what filters and static scores say of a request's class."""
+        key = (
+            request.labels,
+            request.tolerations,
+            request.pools,
+            request.isolation,
+            request.features,
+            request.simulated,
+            request.stage,
+            request.gpu_model,
+            request.image,
+            request.datasets,
+            request.segment,
+            request.gpu_slices,
+            asked.mode,
+            min(2, asked.gpus),
+            asked.gpu_memory if asked.mode in EXCLUSIVE else 0,
+        )
+        found = self._classes.get(key)
+        if found is None:
+            if len(self._classes) >= MOST_CLASSES:
+                self._classes.clear()
+                self._verdicts.clear()
+            found = self._classes[key] = self._class(view, request, asked, key)
+        return found
+
+    def _class(self, view: ClusterView, request: Request, asked: Asked, key: Key) -> StaticClass:
+        verdicts = self._verdicts.setdefault(key, Verdicts([], []))
+        for node in view.profiles[len(verdicts.fits) :]:
+            verdicts.fits.append(mismatch(node, request, asked) is None)
+            verdicts.cost.append(static_cost(node, request, asked, self.weights))
+        mask = np.array(verdicts.fits, dtype=bool)[view.profile]
+        base = self.order
+        if any(verdicts.cost):
+            base = base + np.array(verdicts.cost)[view.profile]
+        if request.datasets or request.image:
+            base = base + np.array(
+                [local_cost(node, request, asked, self.weights) for node in view.described]
+            )
+        rows: Ints | None = None
+        eligible = int(mask.sum())
+        if base is not self.order:
+            rows = np.argsort(base, kind="stable")
+            rows = rows[mask[rows]]
+        elif eligible < len(mask):
+            rows = np.flatnonzero(mask)
+        return StaticClass(
+            rows, base, self._suits(view, request, asked, verdicts), self._kinds(verdicts), eligible
+        )
+
+    def _kinds(self, verdicts: Verdicts) -> tuple[int, ...]:
+        found = {
+            kind
+            for kinds, fits in zip(self._profile_kinds, verdicts.fits, strict=True)
+            if fits
+            for kind in kinds
+        }
+        return tuple(sorted(found))
+
+    def _suits(
+        self, view: ClusterView, request: Request, asked: Asked, verdicts: Verdicts
+    ) -> NDArray[np.bool_] | None:
+        if not asked.mode:
+            return None
+        per_profile = [
+            [fits and card_suits(card, node, request, asked) for card in node.devices]
+            for node, fits in zip(view.profiles, verdicts.fits, strict=True)
+        ]
+        if all(all(cards) for cards, fits in zip(per_profile, verdicts.fits, strict=True) if fits):
+            return None
+        table = np.zeros((len(per_profile), view.cards.shape[2]), dtype=bool)
+        for number, cards in enumerate(per_profile):
+            table[number, : len(cards)] = cards[: table.shape[1]]
+        return np.asarray(table[view.profile])
+
+
+def derived_of(view: ClusterView, weights: Weights) -> Derived:
+    """Return the caches of a view, new ones where there are none for these weights."""
+    found = view.cache
+    if not isinstance(found, Derived) or (
+        found.weights is not weights and found.weights != weights
+    ):
+        found = view.cache = Derived(weights)
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.experiment import TaskClass
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec
 
@@ -24,15 +25,22 @@ PATIENCE = 120.0
 
 
 class Needs(WireModel):
-    """What placement must know of a request beside its resources."""
+    """What placement and the ledger must know of a request beside its resources."""
 
     node_labels: dict[str, str] = {}
     pools: list[str] = []
     gpu_model: str = ""
     features: list[str] = Field(default=[], description="What the node must be able to do.")
+    shun: list[str] = Field(default=[], description="Nodes to take only where no other has room.")
     simulated: bool | None = Field(
         default=False, description="True: simulated nodes only; False: real ones; None: either."
     )
+    queue: str = "default"
+    stage: str = Field(default="", description="Phase of training; empty: data work.")
+    task_class: TaskClass = TaskClass.GUARANTEED
+    datasets: list[str] = []
+    near: str = Field(default="", description="Group whose members exchange often.")
+    spread: str = Field(default="", description="Group whose members rarely exchange.")
 
 
 class Binding(WireModel):

@@ -249,7 +249,8 @@ def control_plane(
 def sandbox(**changes: Any) -> dict[str, Any]:
     """Return a small sandbox for simulated nodes, as it goes over the wire, without a key."""
     return {
-        "image": "base",
+        # no registry is asked for an image that is named by its digest
+        "image": f"registry.test/base@sha256:{'1' * 64}",
         "labels": {"dsec.dev/simulated": "true"},
         "resources": {"cpuMilli": 100, "memoryBytes": 1 << 26, "pids": 16, "diskBytes": 1 << 20},
         **changes,

@@ -6,9 +6,9 @@ the check; it runs in the dsec plugin (`dsec_components.host`), where no program
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import pulumi
@@ -24,14 +24,14 @@ NAMED = 10
 SILENCE_SECONDS = 30.0
 """How long an API server may be silent before destroy gives up: a restart takes less."""
 PURGE_SECONDS = 150.0
-"""How long the controller may take to collect and clean what purge deletes."""
+"""How long the controller may take to collect and clean, in all, what purge ends and deletes."""
+MARKED_SECONDS = 300
+"""How long a tenant takes no more creates after purge has asked for its end."""
 SETTLE_SECONDS = 45.0
 """How long sandboxes that end may still be counted: twice as long as a tenant's status may age."""
 PAUSE_SECONDS = 2.0
 UNREACHABLE = "PULUMI_K8S_DELETE_UNREACHABLE"
 """With this set, the Kubernetes provider forgets what it cannot reach; so does the guard."""
-LIVE = ("starting", "ready", "paused")
-"""The counts of a role that are sandboxes, as its status names them."""
 RECORDS = ("experiments", "sandboximages", "sandboxnodepools", "tenants")
 """In the order of deletion. Nodes go with their definition."""
 
@@ -61,6 +61,10 @@ class Cluster(Protocol):
 
     def release(self, plural: str, record: Object) -> None:
         """Remove the finalizers of a record that nobody finishes."""
+        ...
+
+    def mark(self, tenant: Object, purge: Object) -> None:
+        """Write `purge` into the status of a Tenant; one that is gone is no error."""
         ...
 
 
@@ -105,8 +109,8 @@ def check(
 
     protect: refuses while an experiment that another stack or a person declared has not completed,
     or while a tenant has sandboxes that were created one by one, without an experiment.
-    purge: deletes every record that this stack does not delete itself, and waits for them.
-    Sandboxes without a record it can only name.
+    purge: has the controller end every sandbox without an experiment, deletes every record that
+    this stack does not delete itself, and waits for both.
     """
     waiting = waiting or Waiting()
     try:
@@ -150,16 +154,67 @@ def _refuse_foreign(experiments: list[Object], stack: str) -> None:
 
 
 def _purge_all(cluster: Cluster, stack: str, waiting: Waiting) -> Iterator[str]:
-    if keyed := _keyed(cluster, waiting):
-        yield f"Sandboxes without an experiment go on until their time ends: {keyed}."
-    for plural in RECORDS:
-        yield from _purge(cluster, plural, stack, waiting)
+    tenants = _patiently(cluster, "tenants", waiting)
+    marked = _mark(cluster, tenants)
+    end = waiting.now() + PURGE_SECONDS
+    # what is deleted and what is ended is waited for together: the controller does both at once
+    yield from _delete(cluster, "experiments", stack, waiting)
+    if keyed := _keyed(tenants):
+        yield f"Purge ends sandboxes without an experiment: {keyed}."
+    if left := _unended(cluster, marked, waiting, end):
+        yield (
+            f"Nobody ended the sandboxes without an experiment in {PURGE_SECONDS:.0f} s: {left}. "
+            "They are left running on their nodes, and their results are not collected."
+        )
+    yield from _await(cluster, "experiments", stack, waiting, end)
+    for plural in RECORDS[1:]:
+        yield from _delete(cluster, plural, stack, waiting)
+        yield from _await(cluster, plural, stack, waiting, end)
+
+
+def _mark(cluster: Cluster, tenants: list[Object]) -> dict[str, str]:
+    """Ask for the end of each tenant's sandboxes; return, by tenant, until when they are asked.
+
+    In the status, as every live change: a destroy that fails after this leaves no trace in a spec,
+    and the request lapses by itself.
+    """
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=MARKED_SECONDS)
+    asked = until.isoformat().replace("+00:00", "Z")
+    found = {}
+    for tenant in tenants:
+        cluster.mark(tenant, {"by": "purge", "until": asked, "observed": False})
+        found[_words(tenant)] = asked
+    return found
+
+
+def _unended(cluster: Cluster, marked: Mapping[str, str], waiting: Waiting, end: float) -> str:
+    """Wait until no tenant has a sandbox without an experiment; return what is left at the end.
+
+    Zero has to be seen twice: a create that was under way may have been bound after the first look.
+    """
+    zeros = 0
+    while True:
+        tenants = [one for one in _patiently(cluster, "tenants", waiting) if _words(one) in marked]
+        unseen = [_words(one) for one in tenants if not _observed(one, marked[_words(one)])]
+        left = _keyed(tenants)
+        zeros = 0 if unseen or left else zeros + 1
+        if zeros > 1:
+            return ""
+        if waiting.now() >= end:
+            silent = f"no controller answers for {', '.join(unseen[:NAMED])}" if unseen else ""
+            return "; ".join(filter(None, (left, silent)))
+        waiting.sleep(PAUSE_SECONDS)
+
+
+def _observed(tenant: Object, asked: str) -> bool:
+    purge = (tenant.get("status") or {}).get("purge") or {}
+    return bool(purge.get("observed")) and purge.get("until") == asked
 
 
 def _refuse_keyed(cluster: Cluster, waiting: Waiting) -> None:
     """Refuse while sandboxes without an experiment live; ones that just ended are waited for."""
     end = waiting.now() + SETTLE_SECONDS
-    while keyed := _keyed(cluster, waiting):
+    while keyed := _keyed(_patiently(cluster, "tenants", waiting)):
         if waiting.now() >= end:
             raise RefusedError(
                 f"Sandboxes that were created without an experiment would be left behind: {keyed}. "
@@ -170,40 +225,52 @@ def _refuse_keyed(cluster: Cluster, waiting: Waiting) -> None:
         waiting.sleep(PAUSE_SECONDS)
 
 
-def _keyed(cluster: Cluster, waiting: Waiting) -> str:
-    """Name the tenants with more live sandboxes than their experiments have, and how many."""
-    live: Counter[str] = Counter()
-    for one in _patiently(cluster, "experiments", waiting):
-        for role in (one.get("status") or {}).get("roles") or []:
-            live[one["metadata"].get("namespace", "")] += sum(role.get(k, 0) for k in LIVE)
+def _keyed(tenants: list[Object]) -> str:
+    """Name the tenants that have sandboxes without an experiment, and how many."""
     found = []
-    for tenant in _patiently(cluster, "tenants", waiting):
+    for tenant in tenants:
         projects = (tenant.get("spec") or {}).get("projects") or []
-        used = ((tenant.get("status") or {}).get("used") or {}).get("sandboxes") or 0
-        more = used - sum(live[project] for project in projects)
-        if more > 0:
-            found.append(f"{more} of {_words(tenant)} (projects: {', '.join(projects)})")
+        if count := (tenant.get("status") or {}).get("keyed") or 0:
+            found.append(f"{count} of {_words(tenant)} (projects: {', '.join(projects)})")
     return "; ".join(found)
 
 
-def _purge(cluster: Cluster, plural: str, stack: str, waiting: Waiting) -> Iterator[str]:
+def _delete(cluster: Cluster, plural: str, stack: str, waiting: Waiting) -> Iterator[str]:
+    """Ask for the deletion of every record of a kind that the stack does not delete itself."""
     foreign = list(_foreign(_patiently(cluster, plural, waiting), stack))
-    if not foreign:
-        return
     for one in foreign:
         cluster.delete(plural, one)
-    yield f"Purge deletes {len(foreign)} {plural}: {', '.join(map(_words, foreign[:NAMED]))}"
-    end = waiting.now() + PURGE_SECONDS
+    if foreign:
+        yield f"Purge deletes {len(foreign)} {plural}: {', '.join(map(_words, foreign[:NAMED]))}"
+
+
+def _await(
+    cluster: Cluster, plural: str, stack: str, waiting: Waiting, end: float
+) -> Iterator[str]:
+    """Wait for what was deleted; where nobody finishes it, let go of it."""
     while left := list(_foreign(_patiently(cluster, plural, waiting), stack)):
         if waiting.now() >= end:
-            for one in left:
-                cluster.release(plural, one)
+            _release(cluster, plural, left)
             yield (
                 f"Nobody finished {len(left)} {plural} in {PURGE_SECONDS:.0f} s; "
                 "their finalizers were removed, their results were not collected."
             )
             return
         waiting.sleep(PAUSE_SECONDS)
+
+
+def _release(cluster: Cluster, plural: str, left: list[Object]) -> None:
+    """Take the finalizers off records that nobody finishes. Raises RefusedError."""
+    try:
+        for one in left:
+            cluster.release(plural, one)
+    except SilentError as error:
+        raise RefusedError(
+            f"{len(left)} {plural} wait for a controller that does not run, and the API server "
+            f"takes no change of them ({error}): {', '.join(map(_words, left[:NAMED]))}. Start "
+            "the dsec control plane, or delete the ValidatingWebhookConfiguration dsec-records, "
+            "and run destroy again."
+        ) from None
 
 
 def _foreign(records: list[Object], stack: str) -> Iterator[Object]:
@@ -249,6 +316,11 @@ class KubernetesCluster:
     def release(self, plural: str, record: Object) -> None:
         """Remove the finalizers of a record that nobody finishes."""
         self._call("patch", **_place(plural, record), body={"metadata": {"finalizers": None}})
+
+    def mark(self, tenant: Object, purge: Object) -> None:
+        """Write `purge` into the status of a Tenant; one that is gone is no error."""
+        place = _place("tenants", tenant)
+        self._call("patch_cluster_custom_object_status", **place, body={"status": {"purge": purge}})
 
     def _call(self, verb: str, **arguments: Any) -> Any:
         """Call the API with limits; None where the object or kind does not exist."""

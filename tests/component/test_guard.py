@@ -1,5 +1,6 @@
 """What destroy asks first: refusal with names, purge with patience, a sentence for silence."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +36,24 @@ class FakeCluster:
     silent: int = 0
     tenants: list[dict[str, Any]] = field(default_factory=list)
     ends_after: int | None = None
+    controlled: bool = True
+    marked: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     server: str = "https://api.test:6443"
+
+    def mark(self, tenant: dict[str, Any], purge: dict[str, Any]) -> None:
+        """Keep a purge; where a controller is at work, one sandbox ends at each later look."""
+        self.marked.append(tenant["metadata"]["name"])
+        for one in self.tenants:
+            if one["metadata"] == tenant["metadata"]:
+                one["status"]["purge"] = purge
+
+    def _control(self) -> None:
+        for one in self.tenants:
+            purge = one["status"].get("purge")
+            if self.controlled and purge is not None:
+                one["status"]["purge"] = {**purge, "observed": True}
+                one["status"]["keyed"] = max(0, one["status"]["keyed"] - 1)
 
     def list(self, plural: str) -> list[dict[str, Any]]:
         """Return the records, or be silent some times."""
@@ -48,7 +65,8 @@ class FakeCluster:
                 self.ends_after -= 1
                 if self.ends_after <= 0:
                     self.tenants = []
-            return list(self.tenants)
+            self._control()
+            return deepcopy(self.tenants)
         return list(self.experiments) if plural == "experiments" else []
 
     def delete(self, plural: str, record: dict[str, Any]) -> None:
@@ -105,27 +123,76 @@ def test_purge_deletes_foreign_records_and_leaves_own_ones_to_the_engine(waiting
     assert cluster.released == []
 
 
-def tenant(name: str, used: int, *projects: str) -> dict[str, Any]:
-    """Return this stack's Tenant, with so many live sandboxes."""
+def tenant(name: str, keyed: int, *projects: str) -> dict[str, Any]:
+    """Return this stack's Tenant, with so many sandboxes without an experiment."""
     return {
         "metadata": {"name": name, "labels": {"dsec.dev/stack": MINE}},
         "spec": {"projects": list(projects)},
-        "status": {"used": {"sandboxes": used}},
+        "status": {"used": {"sandboxes": 100}, "keyed": keyed},
     }
 
 
 def test_protect_refuses_sandboxes_without_an_experiment(waiting: Waiting) -> None:
-    """They have no record; the tenant's count tells of them. Those of experiments are known."""
-    mine = experiment("mine", stack=MINE)
-    mine["status"]["roles"] = [{"name": "w", "starting": 1, "ready": 2, "paused": 1, "pending": 9}]
-    cluster = FakeCluster([mine], tenants=[tenant("walkers", 4, "team", "other")])
+    """They have no record; the tenant's count tells of them."""
+    cluster = FakeCluster(tenants=[tenant("walkers", 0, "team", "other")])
     assert check(cluster, Deletion.PROTECT, MINE, waiting) == []
-    cluster.tenants = [tenant("walkers", 7, "team", "other"), tenant("idle", 0, "x")]
+    cluster.tenants = [tenant("walkers", 3, "team", "other"), tenant("idle", 0, "x")]
     with pytest.raises(RefusedError, match=r"3 of walkers \(projects: team, other\)\. Nothing"):
         check(cluster, Deletion.PROTECT, MINE, waiting)
     assert 0 < waiting.now() < 60
+    assert cluster.marked == [], "nothing is ended where the answer is no"
+
+
+def test_purge_has_sandboxes_without_an_experiment_ended(waiting: Waiting) -> None:
+    """Every tenant is asked, also one that seems idle; purge goes on when the count is zero."""
+    cluster = FakeCluster(
+        [experiment("theirs")], tenants=[tenant("walkers", 5, "team"), tenant("idle", 0, "x")]
+    )
     remarks = check(cluster, Deletion.PURGE, MINE, waiting)
-    assert "3 of walkers" in remarks[0]
+    assert cluster.marked == ["walkers", "idle"]
+    assert [one["status"]["keyed"] for one in cluster.tenants] == [0, 0]
+    assert "ends sandboxes without an experiment: 5 of walkers" in " ".join(remarks)
+    assert "Nobody" not in " ".join(remarks)
+    assert cluster.experiments == []
+    assert waiting.now() < 30
+
+
+def test_purge_without_a_controller_ends_in_time_and_says_what_is_left(waiting: Waiting) -> None:
+    """One span for sandboxes and records together: below five minutes, with a sentence."""
+    cluster = FakeCluster(
+        [experiment("stuck")],
+        finishes=False,
+        controlled=False,
+        tenants=[tenant("walkers", 5, "team"), tenant("idle", 0, "x")],
+    )
+    remarks = check(cluster, Deletion.PURGE, MINE, waiting)
+    words = " ".join(remarks)
+    assert "Nobody ended the sandboxes without an experiment in 150 s: 5 of walkers" in words
+    assert "no controller answers for walkers, idle" in words
+    assert cluster.released == ["experiments/stuck"]
+    assert 150 <= waiting.now() < 200
+
+
+def test_purge_believes_no_count_from_before_its_call(waiting: Waiting) -> None:
+    """A zero that an earlier purge has left in the status says nothing about now."""
+    old = tenant("walkers", 0, "team")
+    old["status"]["purge"] = {"by": "purge", "until": "2026-01-01T00:00:00Z", "observed": True}
+    cluster = FakeCluster(controlled=False, tenants=[old])
+    remarks = check(cluster, Deletion.PURGE, MINE, waiting)
+    assert "no controller answers for walkers" in remarks[0]
+
+
+def test_what_cannot_be_released_is_a_sentence(waiting: Waiting) -> None:
+    """With the gateways dead the webhook lets no change through."""
+
+    class Locked(FakeCluster):
+        def release(self, plural: str, record: dict[str, Any]) -> None:
+            raise SilentError(f"HTTP 500: failed calling webhook for {plural} {record}")
+
+    cluster = Locked([experiment("stuck")], finishes=False)
+    with pytest.raises(RefusedError, match=r"1 experiments wait for a controller.*failed calling"):
+        check(cluster, Deletion.PURGE, MINE, waiting)
+    assert waiting.now() < 300
 
 
 def test_protect_waits_for_sandboxes_that_just_ended(waiting: Waiting) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from dsec.api.reasons import PendingReason
+from dsec.api.reasons import EndReason, PendingReason
 from dsec.placement.refusal import Refusal
 from dsec.placement.words import sentence
 from dsec.world.registry import SimulatedRegistry
+from dsec.world.substrate import SubstrateError
 from sim_world import Sim
 
 FIRST, SECOND = (f"sha256:{digit * 64}" for digit in "12")
@@ -113,6 +114,113 @@ def test_a_silent_registry_is_a_warning(simulate: Callable[..., None]) -> None:
             resolved = (await status(sim))["resolved"]
             assert "warnings" not in resolved or resolved["warnings"] == []
             assert [one["digest"] for one in resolved["images"]] == [FIRST, SECOND]
+
+    simulate(scenario)
+
+
+def refuse(sim: Sim, *nodes: str) -> dict[str, list[str]]:
+    """Let these nodes use no image; returns which sandboxes each was asked for it by."""
+    asked: dict[str, list[str]] = {name: [] for name in nodes}
+    for name in nodes:
+
+        async def prepare(image: str, name: str = name) -> None:
+            asked[name].append(image)
+            raise SubstrateError(
+                EndReason.IMAGE_PULL_FAILED, f"image {image}: for ELF machine 183, not for {name}"
+            )
+
+        sim.substrates[name].prepare_image = prepare  # type: ignore[method-assign]
+    return asked
+
+
+SMALL = """
+metadata: {name: small}
+spec:
+  image: hub/base:1
+  resources: {cpu: 1, memory: 256Mi}
+  restartPolicy: %s
+"""
+
+
+def test_an_image_that_nodes_refuse_fails_what_is_never_restarted(
+    simulate: Callable[..., None],
+) -> None:
+    """Three different nodes are tried, then the typed failure stands; nothing is tried again."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            sim.registry = SimulatedRegistry({"hub/base:1": FIRST})
+            sim.start_controller()
+            for n in range(5):
+                await sim.add_node(f"n{n}")
+            await sim.ready(nodes=5)
+            asked = refuse(sim, *(f"n{n}" for n in range(5)))
+            where = "/v1/projects/lab/experiments"
+            made = await sim.client.post(where, content=SMALL % "never")
+            assert made.status_code == 201, made.text
+            await sim.clock.sleep(60)
+            now = await status(sim, "small")
+            assert sorted(len(one) for one in asked.values()) == [0, 0, 1, 1, 1]
+            assert now["roles"][0]["ended"] == [{"reason": "image-pull-failed", "count": 1}]
+            assert (now["pending"], now["ready"]) == (0, 0)
+            conditions = {one["type"]: one for one in now["conditions"]}
+            assert conditions["Completed"]["status"] == "True"
+            assert conditions["Completed"]["message"].endswith("1 image-pull-failed")
+            await sim.clock.sleep(600)
+            assert sum(len(one) for one in asked.values()) == 3
+            answer = await sim.client.get(f"{where}/small/results")
+            assert "ELF machine 183" in answer.text
+
+    simulate(scenario)
+
+
+def test_an_image_that_nodes_refuse_is_waited_for_by_others(simulate: Callable[..., None]) -> None:
+    """Pending with the node's own words; it starts on the first node that can use the image."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            sim.registry = SimulatedRegistry({"hub/base:1": FIRST})
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            asked = refuse(sim, "n0")
+            made = await sim.client.post(
+                "/v1/projects/lab/experiments", content=SMALL % "on-failure"
+            )
+            assert made.status_code == 201, made.text
+            await sim.clock.sleep(200)
+            assert len(asked["n0"]) > 3, "tried again and again, also where there is no other node"
+            now = await status(sim, "small")
+            assert (now["pending"], now["ready"]) == (1, 0)
+            (why,) = now["pendingReasons"]
+            assert why["reason"] == "image"
+            assert f"asked hub/base:1@{FIRST}, free 0: node n0 could not use it" in why["message"]
+            assert "for ELF machine 183, not for n0" in why["message"]
+            await sim.add_node("n1")
+            await sim.clock.sleep(90)
+            now = await status(sim, "small")
+            assert (now["pending"], now["ready"]) == (0, 1), now["pendingReasons"]
+            assert next(iter(sim.live().values()))[0][0] == "n1"
+
+    simulate(scenario)
+
+
+def test_warnings_stay_with_the_experiment(simulate: Callable[..., None]) -> None:
+    """What a dry run tells its caller is in status.resolved.warnings of what was submitted."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            registry = SimulatedRegistry({"hub/base": FIRST, "hub/other:1": SECOND})
+            text = DOCUMENT.replace("hub/base:1", "hub/base")
+            await submitted(sim, registry, text)
+            dry = await sim.client.post("/v1/projects/lab/experiments?dryRun=true", content=text)
+            told = dry.json()["status"]["resolved"]["warnings"]
+            assert len(told) == 1
+            assert "hub/base moves with the registry" in told[0]
+            assert (await status(sim))["resolved"]["warnings"] == told
+            words = await sim.client.get("/v1/projects/lab/experiments/pair/describe")
+            sections = {one["title"]: one["lines"] for one in words.json()["sections"]}
+            assert [line["text"] for line in sections["Warnings"]] == told
 
     simulate(scenario)
 

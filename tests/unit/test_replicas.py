@@ -7,7 +7,15 @@ from dsec.api.experiment import Completion, RestartPolicy, Role
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.status import Override, OverrideKind
-from dsec.controllers.replicas import PLATFORM_RETRIES, RETRIES, Plan, current, desired_of, plan
+from dsec.controllers.replicas import (
+    IMAGE_TRIES,
+    PLATFORM_RETRIES,
+    RETRIES,
+    Plan,
+    current,
+    desired_of,
+    plan,
+)
 from dsec.journal.bindings import Binding
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,7 +32,12 @@ def batch(replicas: int = 3, policy: RestartPolicy = RestartPolicy.ON_FAILURE) -
 
 
 def copy(
-    index: int, reason: EndReason | None = None, *, incarnation: int = 1, ago: float = 0
+    index: int,
+    reason: EndReason | None = None,
+    *,
+    incarnation: int = 1,
+    ago: float = 0,
+    node: str = "n",
 ) -> Binding:
     """Build a binding; with a reason it has ended so many seconds ago."""
     name = f"sb-{index:013d}{incarnation:013d}"
@@ -41,7 +54,7 @@ def copy(
         body_hash="",
         id=name,
         spec=spec,
-        node="n",
+        node=node,
         at=NOW,
         ended_at=NOW - timedelta(seconds=ago) if reason else None,
         reason=reason,
@@ -88,6 +101,40 @@ def test_never_means_never_but_for_the_platform() -> None:
     assert [b.spec.identity.index for b in found.done] == [0]
     kept = role(1, restart_policy=RestartPolicy.NEVER)
     assert made(plan(kept, 1, [copy(0, EndReason.FAILED, ago=999)], NOW)) == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_never_gives_up_on_an_image_that_no_node_can_use(*, kept: bool) -> None:
+    """So many nodes are tried, others first; then the typed failure stands and the role is over."""
+    never = role(1, restart_policy=RestartPolicy.NEVER) if kept else batch(1, RestartPolicy.NEVER)
+    copies = [
+        copy(0, EndReason.IMAGE_PULL_FAILED, incarnation=n, ago=100, node=f"n{n}")
+        for n in range(1, IMAGE_TRIES + 1)
+    ]
+    for tried in range(1, IMAGE_TRIES):
+        found = plan(never, 1, copies[:tried], NOW)
+        assert made(found) == [(0, tried + 1)]
+        assert found.create[0].shunned == [f"n{n}" for n in range(1, tried + 1)]
+    found = plan(never, 1, copies, NOW)
+    assert made(found) == []
+    assert [one.reason for one in found.done] == [EndReason.IMAGE_PULL_FAILED]
+    assert found.over
+
+
+def test_others_are_held_while_an_image_cannot_be_used() -> None:
+    """The pause is a wait, for as long as it takes; a node that was used since is not avoided."""
+    copies = [
+        copy(0, EndReason.IMAGE_PULL_FAILED, incarnation=1, ago=900, node="n1"),
+        copy(0, EndReason.FAILED, incarnation=2, ago=800, node="n2"),
+        copy(0, EndReason.IMAGE_PULL_FAILED, incarnation=3, node="n3"),
+    ]
+    found = plan(role(1), 1, copies, NOW)
+    assert (made(found), [slot.incarnation for slot in found.held]) == ([], [4])
+    assert found.next_look == 1
+    assert found.held[0].shunned == ["n3"]
+    many = [copy(0, EndReason.IMAGE_PULL_FAILED, incarnation=n, ago=99) for n in range(1, 60)]
+    assert made(plan(role(1), 1, many, NOW)) == [(0, 60)]
+    assert plan(role(1), 1, [copy(0, EndReason.FAILED)], NOW).held == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dsec.api.wire import NodeInventory, Usage
 
 
 class RecordReason(StrEnum):
-    """Reasons in the Ready condition of Tenant, SandboxNodePool and SandboxNode."""
+    """Reasons in the conditions of Tenant, SandboxNodePool, SandboxNode and SandboxImage."""
 
     READY = "Ready"
     """Ready=True."""
@@ -37,6 +37,22 @@ class RecordReason(StrEnum):
     """SandboxNode Ready=False: spec.unschedulable is set."""
     CLOCK_OFF = "ClockOff"
     """SandboxNode Ready=False: its clock is off by more than 500 ms."""
+    LOCAL_IMAGE = "LocalImage"
+    """SandboxImage Ready=True: a file of the machine, of which no registry is asked."""
+    IMAGE_UNKNOWN = "ImageUnknown"
+    """SandboxImage Ready=False: the registry has no such image."""
+    REGISTRY_AWAY = "RegistryAway"
+    """SandboxImage Ready=Unknown: its registry does not answer, or does not let us ask."""
+    NO_REGISTRY = "NoRegistry"
+    """SandboxImage Ready=Unknown: this installation asks no registries; nodes use the tag."""
+    INVALID = "Invalid"
+    """SandboxImage Ready=False: the record contradicts itself; the message says how."""
+    TAG_CURRENT = "TagCurrent"
+    """SandboxImage Current=True: the tag names the digest in use."""
+    TAG_MOVED = "TagMoved"
+    """SandboxImage Current=False: the tag names other content than the digest in use."""
+    NOT_OFFERED = "NotOffered"
+    """SandboxImage Preloaded=False: this version fetches images at their first use only."""
 
 
 class PoolKind(StrEnum):
@@ -127,7 +143,11 @@ class SandboxImageStatus(WireModel):
     """What the registry said."""
 
     observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
-    conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
+    conditions: Conditions = Field(
+        default=[], description="Ready, Current, Preloaded; see RecordReason."
+    )
     ready: bool = Field(default=False, description="It can be used.")
     digest: Word = Field(default="", description="Digest in use.")
-    size_bytes: Bytes = Field(default=0, description="Compressed size, in bytes.")
+    size_bytes: Bytes = Field(
+        default=0, description="Compressed size, in bytes; of several machines' the largest."
+    )

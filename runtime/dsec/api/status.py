@@ -12,6 +12,8 @@ from dsec.api.reasons import EndReason, PendingReason
 
 MAX_DEFAULTED = 1024
 """Filled-in values listed in an experiment's status; a record stays far below 1.5 MiB."""
+MAX_WARNINGS = 64
+"""Warnings in an experiment's status."""
 MAX_EXAMPLES = 20
 """Sandboxes named in an experiment's status; the rest are counts (records stay small)."""
 
@@ -90,7 +92,7 @@ class Resolved(WireModel):
         default=[], max_length=64, description="Images by role, pinned to digests."
     )
     warnings: list[Text] = Field(
-        default=[], max_length=64, description="What was accepted but should be changed."
+        default=[], max_length=MAX_WARNINGS, description="What was accepted but should be changed."
     )
     generation: int = Field(default=0, ge=0, description="metadata.generation it was made from.")
 

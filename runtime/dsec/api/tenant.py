@@ -1,5 +1,6 @@
 """A team: its projects, its share of the machines, and what fills the gaps of its documents."""
 
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
@@ -101,6 +102,16 @@ class TenantSpec(WireModel):
     )
 
 
+class Purge(WireModel):
+    """A call for the end of every sandbox that no experiment owns; lapses by itself."""
+
+    by: Word = Field(description="Who asked.")
+    until: datetime = Field(description="No such sandbox is made before (UTC).")
+    observed: bool = Field(
+        default=False, description="The control plane ends them; keyed is of a later time."
+    )
+
+
 class TenantStatus(WireModel):
     """What the tenant uses now."""
 
@@ -108,3 +119,7 @@ class TenantStatus(WireModel):
     conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
     used: Amounts = Field(default=Amounts(), description="Sum over its live sandboxes.")
     experiments: Count = Field(default=0, description="Experiments in its projects.")
+    keyed: Count = Field(
+        default=0, description="Sandboxes without an experiment that wait or have not ended."
+    )
+    purge: Purge | None = Field(default=None, description="Set where they are all to end.")

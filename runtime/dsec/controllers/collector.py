@@ -145,6 +145,23 @@ class Collector:
                 )
         self._changed(bindings)
 
+    async def stop(
+        self,
+        bindings: Sequence[Binding],
+        reason: EndReason,
+        message: str,
+        dispatcher: Dispatcher,
+    ) -> None:
+        """End sandboxes: what has no node at once, the others through their agents.
+
+        A stop that waits to be taken keeps its reason. Raises FencedError, ObjectStoreError.
+        """
+        waiting = [b for b in bindings if b.live and not b.node]
+        await self.end([closed_status(b, reason, message, self._clock) for b in waiting])
+        for binding in bindings:
+            if binding.live and binding.node and not dispatcher.stopping(binding.node, binding.id):
+                dispatcher.stop(binding.node, binding.id, reason, message)
+
     async def sweep(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         """Give up, again and again, what is bound to nodes that stay silent too long.
 

@@ -7,7 +7,7 @@ of callers, who repeat them by key.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -223,6 +223,11 @@ class Placer:
         view = booked(self._fleet.views(), state.live())
         found = place(view, [self._request(binding) for binding in admitted])
         decisions = {decision.id: decision for decision in found}
+        if lone := [b for b in admitted if b.needs.shun and not decisions[b.id].node]:
+            # better on a node that failed it before than on none
+            view = booked(self._fleet.views(), [*state.live(), *_taken(admitted, decisions)])
+            again = place(view, [self._request(b, shun=False) for b in lone])
+            decisions |= {decision.id: decision for decision in again}
         self._why = {}
         rows: list[Row] = []
         for binding in wanted:
@@ -296,9 +301,10 @@ class Placer:
             correlationId=identity.correlation_id,
         )
 
-    def _request(self, binding: Binding) -> Request:
+    def _request(self, binding: Binding, *, shun: bool = True) -> Request:
         now, needs = self._clock.monotonic(), binding.needs
         avoid = self._refused_by.get(binding.id, {})
+        shunned = needs.shun if shun else []
         return Request(
             id=binding.id,
             resources=binding.spec.resources,
@@ -309,7 +315,7 @@ class Placer:
             gang=binding.gang,
             simulated=needs.simulated,
             features=tuple(needs.features),
-            avoid=tuple(sorted(node for node, until in avoid.items() if until > now)),
+            avoid=tuple(sorted({*shunned, *(n for n, until in avoid.items() if until > now)})),
         )
 
     def _announce(self, bound: Sequence[Binding]) -> None:
@@ -370,6 +376,15 @@ class Placer:
 def _replaceable(binding: Binding) -> bool:
     """True where a key is served anew: the node of its sandbox was lost."""
     return not binding.live and binding.reason in {EndReason.NODE_LOST, EndReason.FENCED}
+
+
+def _taken(admitted: Sequence[Binding], decisions: Mapping[str, Decision]) -> Iterator[Binding]:
+    """Yield copies of what a round has given a node, as they are to be booked."""
+    for binding in admitted:
+        decision = decisions[binding.id]
+        if decision.node:
+            spec = binding.spec.model_copy(update={"devices": list(decision.devices)})
+            yield binding.model_copy(update={"node": decision.node, "spec": spec})
 
 
 def _id(row: Row) -> str:

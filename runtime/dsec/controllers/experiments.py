@@ -4,39 +4,37 @@ Steps, in order: finalizer, deletion, resolve, freeze, replicas, status. Each is
 status is written once per reconcile, and only when it says something new.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
 from pydantic import ValidationError
 
-from dsec.api.documents import resolve
 from dsec.api.documents.resolve import gaps
-from dsec.api.experiment import Completion
 from dsec.api.meta import TENANT_LABEL, ObjectMeta
 from dsec.api.mistakes import mistakes_of
-from dsec.api.nodes import AgentSettings
-from dsec.api.reasons import EndReason, PendingReason
+from dsec.api.reasons import EndReason
 from dsec.api.records import Experiment, Tenant
 from dsec.api.sandbox import SandboxStatus
-from dsec.api.status import ExperimentStatus, OverrideKind, Resolved
+from dsec.api.status import MAX_WARNINGS, ExperimentStatus, OverrideKind, Resolved
 from dsec.api.tenant import TenantSpec
-from dsec.controllers.collector import Collector, closed_status
+from dsec.controllers.candidates import Candidates, held, place_of
+from dsec.controllers.collector import Collector
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
-from dsec.controllers.replicas import Plan, current, desired_of, plan
-from dsec.controllers.specs import new_id, replica_binding
+from dsec.controllers.images import DeclaredImages
+from dsec.controllers.replicas import current, desired_of, plan
 from dsec.controllers.statuses import Facts, refused_status, status_of
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
-from dsec.journal.inputs import InputMissingError, Inputs
 from dsec.placement.refusal import Refusal
+from dsec.rules.model import Facts as Known
+from dsec.rules.verdict import judge
 from dsec.world.cache import Cache, Key
-from dsec.world.clock import Clock, Randomness
-from dsec.world.objects import ObjectStoreError
+from dsec.world.clock import Clock
 from dsec.world.records import Record, RecordNotFoundError, Records, RecordsError
 
 FINALIZER = "dsec.dev/collect"
@@ -63,11 +61,11 @@ class Parts:
     dispatcher: Dispatcher
     collector: Collector
     fleet: Fleet
-    inputs: Inputs
+    candidates: Candidates
     history: HistoryWriter
     clock: Clock
-    randomness: Randomness
     digests: Digests
+    images: DeclaredImages
 
 
 @dataclass(slots=True)
@@ -76,7 +74,6 @@ class Experiments:
 
     parts: Parts
     _written: dict[str, float] = field(default_factory=dict)
-    _candidates: dict[tuple[str, str, int, int], Binding] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one experiment to what it asks for."""
@@ -153,7 +150,8 @@ class Experiments:
         self, experiment: Experiment, resolved: Resolved, rights: TenantSpec
     ) -> float | None:
         parts, uid, now = self.parts, experiment.metadata.uid, self.parts.clock.now()
-        pinned = await parts.digests.pin(resolved)
+        declared = parts.images.of(experiment.metadata.namespace, rights)
+        pinned = await parts.digests.pin(resolved, declared)
         resolved = pinned.resolved
         overrides = current(experiment.status.overrides, resolved.spec.roles, now)
         frozen = any(one.kind is OverrideKind.FREEZE for one in overrides)
@@ -163,7 +161,7 @@ class Experiments:
         ]
         missing: list[Binding] = []
         unread: dict[str, Refusal] = {}
-        held: dict[str, tuple[Refusal, ...]] = {}
+        waits: dict[str, tuple[Refusal, ...]] = {}
         if frozen:
             parts.placer.demand(uid, [])
             await self._stop(
@@ -172,15 +170,17 @@ class Experiments:
         else:
             for one in plans:
                 await self._stop(one.surplus, EndReason.STOPPED, "scaled down")
-            unread = await self._unread(experiment, plans)
-            missing = await self._missing(experiment, resolved, rights, plans, unread)
-            held = _held(missing, {**pinned.missing, **unread})
-            parts.placer.demand(uid, [b for b in missing if b.id not in held])
+            unread = await parts.candidates.unread(experiment, plans)
+            missing = await parts.candidates.missing(experiment, resolved, rights, plans, unread)
+            waits = held(missing, {**pinned.missing, **unread})
+            paused = await parts.candidates.unusable(plans)
+            waits |= {b.id: (paused[p],) for b in missing if (p := place_of(b)) in paused}
+            parts.placer.demand(uid, [b for b in missing if b.id not in waits])
         facts = Facts(
             plans=plans,
             bindings=bindings,
             waiting=missing,
-            why={b.id: held.get(b.id) or parts.placer.why(b.id, uid) for b in missing},
+            why={b.id: waits.get(b.id) or parts.placer.why(b.id, uid) for b in missing},
             statuses=self._statuses(bindings),
             overrides=overrides,
             frozen=frozen,
@@ -228,7 +228,7 @@ class Experiments:
         if parts.bind_log.state.of_experiment(uid):
             now = parts.clock.now()
             await parts.bind_log.append([Row(kind="forget", at=now, experiment_uid=uid)])
-        self._candidates = {k: v for k, v in self._candidates.items() if k[0] != uid}
+        parts.candidates.forget(uid)
         self._written.pop(uid, None)
         return True
 
@@ -265,86 +265,20 @@ class Experiments:
         known, generation = experiment.status.resolved, experiment.metadata.generation
         if known is not None and known.generation == generation:
             return known
-        fresh = resolve(experiment.spec, tenant=tenant, rights=rights)
+        about = Known(experiment.metadata.namespace, tenant, rights)
+        verdict = judge(experiment.spec, name=experiment.given_name, facts=about)
+        fresh = verdict.resolved
         fresh.generation = generation
+        # what a dry run says to its caller is kept for those who look later
+        fresh.warnings = verdict.warnings[:MAX_WARNINGS]
         for image in fresh.images:
             # a digest in the reference is one already; the registry is asked for the others
             image.digest = image.reference.partition("@")[2]
         return fresh
 
-    async def _missing(
-        self,
-        experiment: Experiment,
-        resolved: Resolved,
-        rights: TenantSpec,
-        plans: Sequence[Plan],
-        unread: Mapping[str, Refusal],
-    ) -> list[Binding]:
-        """Return bindings for the replicas that are missing, the same ones at each call."""
-        uid = experiment.metadata.uid
-        # the first start of what is kept running is all or nothing; later replacements are single
-        first = not any(one.slots for one in plans)
-        fresh: dict[tuple[str, str, int, int], Binding] = {}
-        for one in plans:
-            role = one.role
-            for slot in one.create:
-                key = (uid, role.name, slot.index, slot.incarnation)
-                known = self._candidates.get(key)
-                ref = None if role.name in unread else role.items_ref
-                if known is None or known.body_hash != f"{uid}/{resolved.generation}":
-                    known = replica_binding(
-                        experiment,
-                        resolved,
-                        role,
-                        index=slot.index,
-                        incarnation=slot.incarnation,
-                        item=await self._item(experiment, ref, slot.index),
-                        rights=rights,
-                        sandbox=new_id(self.parts.clock, self.parts.randomness),
-                        heartbeat=AgentSettings().heartbeat_seconds,
-                        now=experiment.metadata.creation_timestamp or self.parts.clock.now(),
-                    )
-                elif (image := _image(resolved, role.name)) != known.spec.image:
-                    known.spec.image = image  # its digest is known by now
-                if known.spec.item is None:  # the items may have come since
-                    known.spec.item = await self._item(experiment, ref, slot.index)
-                gang = first and role.completion is Completion.KEEP
-                known.gang = uid if gang else ""
-                known.order = len(fresh)
-                fresh[key] = known
-        kept = {k: v for k, v in self._candidates.items() if k[0] != uid}
-        self._candidates = kept | fresh
-        return list(fresh.values())
-
-    async def _unread(self, experiment: Experiment, plans: Sequence[Plan]) -> dict[str, Refusal]:
-        """Return, by role, why the items of replicas that are missing cannot be read."""
-        found: dict[str, Refusal] = {}
-        for one in plans:
-            digest = one.role.items_ref
-            if not one.create or digest is None:
-                continue
-            try:
-                await self._item(experiment, digest, 0)
-            except InputMissingError as problem:
-                found[one.role.name] = Refusal(PendingReason.INPUT, str(problem), digest)
-            except ObjectStoreError:
-                why = "the object store does not answer"
-                found[one.role.name] = Refusal(PendingReason.INPUT, why, digest)
-        return found
-
-    async def _item(self, experiment: Experiment, digest: str | None, index: int) -> str | None:
-        if digest is None:
-            return None
-        return await self.parts.inputs.line(experiment.metadata.namespace, digest, index)
-
     async def _stop(self, bindings: Sequence[Binding], reason: EndReason, message: str) -> None:
-        waiting = [b for b in bindings if not b.node]
-        await self.parts.collector.end(
-            [closed_status(b, reason, message, self.parts.clock) for b in waiting]
-        )
-        for binding in bindings:
-            if binding.node and not self.parts.dispatcher.stopping(binding.node, binding.id):
-                self.parts.dispatcher.stop(binding.node, binding.id, reason, message)
+        parts = self.parts
+        await parts.collector.stop(bindings, reason, message, parts.dispatcher)
 
     def _statuses(self, bindings: Sequence[Binding]) -> dict[str, SandboxStatus]:
         found = {}
@@ -386,22 +320,3 @@ class Experiments:
 
 def _verdicts(status: ExperimentStatus) -> set[tuple[str, str, str]]:
     return {(one.type, one.status.value, one.reason) for one in status.conditions}
-
-
-def _image(resolved: Resolved, role: str) -> str:
-    """Return what sandboxes of a role use."""
-    return next(one.reference for one in resolved.images if one.role == role)
-
-
-def _held(
-    missing: Sequence[Binding], unknown: Mapping[str, Refusal]
-) -> dict[str, tuple[Refusal, ...]]:
-    """Return, by id, why replicas wait for an image: their own, or one of another in their gang."""
-    if not unknown:
-        return {}
-    other = next(iter(unknown.values()))
-    return {
-        binding.id: (unknown.get(binding.spec.identity.role, other),)
-        for binding in missing
-        if binding.gang or binding.spec.identity.role in unknown
-    }

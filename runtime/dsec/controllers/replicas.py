@@ -15,6 +15,9 @@ RETRIES = 5
 """Restarts of one replica of a run-to-end role for failures of its own; then the failure stands."""
 PLATFORM_RETRIES = 20
 """The same for failures of the platform, which say nothing about the program."""
+IMAGE_TRIES = 3
+"""Nodes, different ones where there are, that may fail to use the image of a replica that is never
+restarted; then the failure stands."""
 
 _FINAL = frozenset({EndReason.COMPLETED, EndReason.STOPPED})
 
@@ -36,6 +39,12 @@ class Slot:
         """The number of the next copy."""
         return self.last.spec.identity.incarnation + 1 if self.last else 1
 
+    @property
+    def shunned(self) -> list[str]:
+        """Nodes that could not use its image, one after the other: the next copy avoids them."""
+        tried = self.copies[len(self.copies) - _in_a_row(self, _image) :]
+        return sorted({copy.node for copy in tried})
+
 
 @dataclass(slots=True)
 class Plan:
@@ -45,6 +54,8 @@ class Plan:
     desired: int
     slots: dict[int, Slot]
     create: list[Slot] = field(default_factory=list)
+    held: list[Slot] = field(default_factory=list)
+    """Missing for a while: a node could not use the image, and the next try is not due yet."""
     surplus: list[Binding] = field(default_factory=list)
     done: list[Binding] = field(default_factory=list)
     next_look: float | None = None
@@ -56,8 +67,10 @@ class Plan:
 
     @property
     def over(self) -> bool:
-        """True where every replica of a run-to-end role has ended for good."""
-        return self.role.completion is Completion.RUN_TO_END and len(self.done) >= self.desired
+        """True where every replica has ended for good: of a role that runs once or never again."""
+        batch = self.role.completion is Completion.RUN_TO_END
+        never = self.role.restart_policy is RestartPolicy.NEVER and self.desired > 0
+        return (batch or never) and len(self.done) >= self.desired
 
 
 def desired_of(role: Role, overrides: Sequence[Override]) -> int:
@@ -99,6 +112,8 @@ def plan(role: Role, desired: int, bindings: Sequence[Binding], now: datetime) -
             elif wait <= 0:
                 result.create.append(slot)
             else:
+                if last.reason is EndReason.IMAGE_PULL_FAILED:
+                    result.held.append(slot)
                 soonest = result.next_look
                 result.next_look = wait if soonest is None else min(soonest, wait)
     result.surplus = [b for b in result.live if b.spec.identity.index >= desired]
@@ -115,16 +130,23 @@ def restart_in(role: Role, slot: Slot, now: datetime) -> float | None:
         return None
     if reason is EndReason.STOPPED:
         return 0.0
-    limit = RETRIES
+    never = role.restart_policy is RestartPolicy.NEVER
     if reason is EndReason.COMPLETED:
-        failures = _in_a_row(slot, lambda r: r is EndReason.COMPLETED)
+        failures, limit = _in_a_row(slot, lambda r: r is EndReason.COMPLETED), None
+    elif never and _image(reason):
+        failures, limit = _in_a_row(slot, _image), IMAGE_TRIES - 1
     elif reason.blames_platform:
-        failures, limit = _in_a_row(slot, lambda r: r.blames_platform), PLATFORM_RETRIES
+        failures = _in_a_row(slot, lambda r: r.blames_platform)
+        limit = PLATFORM_RETRIES if batch else None
     else:
         failures = _in_a_row(slot, lambda r: not r.blames_platform)
-        limit = 0 if role.restart_policy is RestartPolicy.NEVER else RETRIES
-    stands = failures > limit and (batch or not limit)
+        limit = 0 if never else RETRIES if batch else None
+    stands = limit is not None and failures > limit
     return None if stands else _after(last, failures, now)
+
+
+def _image(reason: EndReason) -> bool:
+    return reason is EndReason.IMAGE_PULL_FAILED
 
 
 def _in_a_row(slot: Slot, same: Callable[[EndReason], bool]) -> int:

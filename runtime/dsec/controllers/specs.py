@@ -32,6 +32,7 @@ def new_id(clock: Clock, randomness: Randomness) -> str:
 def keyed_binding(
     create: KeyedCreate,
     *,
+    image: str,
     tenant: str,
     project: str,
     rights: TenantSpec,
@@ -39,12 +40,15 @@ def keyed_binding(
     correlation: str,
     now: datetime,
 ) -> Binding:
-    """Return the binding that a keyed create asks for; it has no node yet."""
+    """Return the binding that a keyed create asks for; it has no node yet.
+
+    `image` is what the sandbox uses; a repeat of the key is known by what was asked.
+    """
     body = {"project": project, **create.model_dump(mode="json", exclude={"key"})}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     spec = SandboxSpec(
         identity=Identity(id=sandbox, tenant=tenant, project=project, correlation_id=correlation),
-        image=create.image,
+        image=image,
         command=create.command,
         env=create.env,
         isolation=create.isolation,

@@ -1,4 +1,4 @@
-"""The Tenant controller: its projects' namespaces and their labels, and what it uses now.
+"""The Tenant controller: its projects' namespaces and their labels, what it uses now, its purge.
 
 Only this controller writes the tenant and project labels of a namespace; an object's tenant is its
 namespace's. Quota limits are read from the spec at each placement round, so an edit is live.
@@ -12,9 +12,13 @@ from pydantic import ValidationError
 
 from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL, Condition, ConditionStatus, with_condition
 from dsec.api.nodes import RecordReason
+from dsec.api.reasons import EndReason
 from dsec.api.records import Tenant
-from dsec.api.tenant import Amounts, TenantStatus
+from dsec.api.tenant import Amounts, Purge, TenantStatus
+from dsec.controllers.collector import Collector
+from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.ledger import Used, limit_of, used_by_tenant
+from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.world.cache import Cache, Key, key_of
 from dsec.world.clock import Clock
@@ -24,6 +28,8 @@ log = structlog.get_logger()
 MANAGER = "dsec-tenants"
 USAGE_SECONDS = 10.0
 """How often the use of a tenant is written: records have a low write rate."""
+PURGE_SECONDS = 1.0
+"""The same while its sandboxes are to end and somebody waits for that."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,8 @@ class Tenants:
     namespaces: Cache
     experiments: Cache
     bind_log: BindLog
+    collector: Collector
+    dispatcher: Dispatcher
     clock: Clock
 
     def limits(self) -> Mapping[str, Amounts]:
@@ -59,6 +67,7 @@ class Tenants:
             return None
         await self._release(key[1], frozenset(tenant.spec.projects))
         taken = [name for name in tenant.spec.projects if not await self._own(key[1], name)]
+        purge = await self._purge(key[1], tenant.status.purge)
         used = used_by_tenant(self.bind_log.state.live()).get(key[1], Used())
         projects = set(tenant.spec.projects)
         members = [e for e in self.experiments.all() if e["metadata"]["namespace"] in projects]
@@ -79,11 +88,33 @@ class Tenants:
             conditions=with_condition(tenant.status.conditions, condition, now=now),
             used=used.amounts(),
             experiments=len(members),
+            keyed=len(self._keyed(key[1])),
+            purge=purge,
         )
         if status != tenant.status:
             body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
             self.tenants.put(await self.records.replace_status({**record, "status": body}))
-        return USAGE_SECONDS
+        return PURGE_SECONDS if purge is not None else USAGE_SECONDS
+
+    async def _purge(self, tenant: str, purge: Purge | None) -> Purge | None:
+        """End what no experiment owns where that was asked for. Returns what still holds of it."""
+        if purge is None or purge.until <= self.clock.now():
+            return None
+        message = f"all sandboxes of tenant {tenant} without an experiment are ended by {purge.by}"
+        found = self._keyed(tenant)
+        await self.collector.stop(found, EndReason.STOPPED, message, self.dispatcher)
+        if not purge.observed:
+            log.info("purge", tenant=tenant, by=purge.by, sandboxes=len(found))
+        return purge.model_copy(update={"observed": True})
+
+    def _keyed(self, tenant: str) -> list[Binding]:
+        """Return the sandboxes of a tenant that no experiment owns and that have not ended."""
+        state = self.bind_log.state
+        return [
+            b
+            for b in (*state.live(), *state.waiting())
+            if b.tenant == tenant and not b.spec.identity.experiment_uid
+        ]
 
     def _projects(self, tenant: str) -> list[str]:
         """Return the projects that a tenant's record lists now; none without a record."""

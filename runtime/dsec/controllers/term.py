@@ -10,28 +10,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
-from pydantic import ValidationError
 
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
-from dsec.api.meta import TENANT_LABEL
 from dsec.api.reasons import EndReason
-from dsec.api.records import Tenant
-from dsec.api.tenant import TenantSpec
-from dsec.api.wire import KeyedAnswer, KeyedAnswers, NodeState
+from dsec.api.wire import KeyedAnswers, NodeState
+from dsec.controllers.candidates import Candidates
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
+from dsec.controllers.images import DeclaredImages, Images
+from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.nodes import NodePools, Nodes
 from dsec.controllers.runtime import Queue
-from dsec.controllers.specs import keyed_binding, new_id
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
+from dsec.journal.results import ResultReader
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness, until
@@ -45,7 +44,7 @@ STOP_SECONDS = 5.0
 HEAR_SECONDS = 2.0
 """A new leader waits this long for the agents' first answers before it writes of experiments:
 counts must not drop to zero at each take-over."""
-KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool")
+KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool", "SandboxImage")
 
 log = structlog.get_logger()
 
@@ -88,6 +87,8 @@ class Term:
             self.caches["Namespace"],
             self.caches["Experiment"],
             bind_log,
+            self.collector,
+            self.dispatcher,
             clock,
         )
         self.placer = Placer(
@@ -98,6 +99,18 @@ class Term:
             history=history,
             limits=self.tenants.limits,
             changed=self._changed,
+        )
+        digests = Digests(world.registry, clock)
+        declared = DeclaredImages(self.caches["SandboxImage"])
+        self.keyed = KeyedCreates(
+            self.caches["Namespace"],
+            self.caches["Tenant"],
+            bind_log,
+            self.placer,
+            digests,
+            declared,
+            clock,
+            world.randomness,
         )
         self.experiments = experiments = Experiments(
             Parts(
@@ -110,11 +123,13 @@ class Term:
                 self.dispatcher,
                 self.collector,
                 self.fleet,
-                Inputs(world.objects),
+                Candidates(
+                    Inputs(world.objects), ResultReader(world.objects), clock, world.randomness
+                ),
                 history,
                 clock,
-                world.randomness,
-                Digests(world.registry, clock),
+                digests,
+                declared,
             )
         )
         nodes = Nodes(
@@ -128,12 +143,21 @@ class Term:
         pools = NodePools(
             world.records, self.caches["SandboxNodePool"], self.caches["SandboxNode"], clock
         )
+        images = Images(
+            world.records,
+            self.caches["SandboxImage"],
+            self.caches["Namespace"],
+            self.caches["Tenant"],
+            world.registry,
+            clock,
+        )
         # the controllers of dsec: kind, reconcile, records reconciled at once
         self.queues = {
             "Experiment": Queue("experiments", experiments.reconcile, clock, workers=8),
             "Tenant": Queue("tenants", self.tenants.reconcile, clock, workers=2),
             "SandboxNode": Queue("nodes", nodes.reconcile, clock, workers=8),
             "SandboxNodePool": Queue("nodepools", pools.reconcile, clock, workers=1),
+            "SandboxImage": Queue("images", images.reconcile, clock, workers=4),
         }
         for kind, queue in self.queues.items():
             self.caches[kind].listen(queue.add)
@@ -171,22 +195,7 @@ class Term:
 
     async def create(self, call: CreatesCall) -> KeyedAnswers:
         """Bind a batch of keyed creates. Raises FencedError, LookupError without a tenant."""
-        tenant, rights = self._tenant_of(call.project)
-        clock, randomness = self.world.clock, self.world.randomness
-        wants = [
-            keyed_binding(
-                create,
-                tenant=tenant,
-                project=call.project,
-                rights=rights,
-                sandbox=new_id(clock, randomness),
-                correlation=call.correlation_id,
-                now=clock.now(),
-            )
-            for create in call.batch.creates
-        ]
-        answers: list[KeyedAnswer] = await self.placer.submit(wants)
-        return KeyedAnswers(answers=answers)
+        return KeyedAnswers(answers=await self.keyed.create(call))
 
     async def end(self, call: EndCall) -> EndOutcome:
         """End sandboxes of a project; repeating it changes nothing."""
@@ -197,28 +206,10 @@ class Term:
             if (b := state.by_id.get(sandbox)) is None or b.spec.identity.project != call.project
         ]
         live = [state.by_id[i] for i in call.ids if i not in unknown and state.by_id[i].live]
-        waiting = [b for b in live if not b.node]
-        await self.collector.end(
-            [closed_status(b, call.reason, call.message, self.world.clock) for b in waiting]
-        )
         placed = [b for b in live if b.node]
-        for binding in placed:
-            self.dispatcher.stop(binding.node, binding.id, call.reason, call.message)
+        await self.collector.stop(live, call.reason, call.message, self.dispatcher)
         taken = await self.dispatcher.stopped([b.id for b in placed], STOP_SECONDS)
         return EndOutcome(unknown=unknown, taken=taken)
-
-    def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
-        """Return the tenant of a namespace's label, as gateways and experiments read it."""
-        namespace = self.caches["Namespace"].get(("", project))
-        labels = (namespace or {}).get("metadata", {}).get("labels", {})
-        name = labels.get(TENANT_LABEL, "")
-        record = self.caches["Tenant"].get(("", name))
-        if record is None:
-            raise LookupError(f"project {project} belongs to no tenant")
-        try:
-            return name, Tenant.model_validate(record).spec
-        except ValidationError as problem:
-            raise LookupError(f"tenant {name} of project {project} is invalid") from problem
 
     # ------------------------------------------------------------------ wiring
 

@@ -1,4 +1,4 @@
-"""Image registries: which content a tag names now.
+"""Image registries: which content a tag names now, and how large it is.
 
 `HttpRegistry` asks real ones by the OCI distribution protocol, anonymously; `SimulatedRegistry`
 holds a table for tests and the simulator. Neither keeps answers: whoever asks often caches.
@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx2
@@ -24,6 +24,8 @@ MANIFESTS = (
 """Forms of manifests that nodes can use, lists of machines first: the digest must name the list."""
 SECONDS = 4.0
 """A registry that does not answer in this time is away: experiments do not wait for it."""
+MACHINES = 16
+"""Manifests of one list that are looked at for their sizes."""
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _HUB, _HUB_API = "docker.io", "registry-1.docker.io"
 
@@ -41,6 +43,13 @@ class Registry(Protocol):
 
     async def digest(self, reference: str) -> str:
         """Return the digest (sha256:...) of a reference, its own where it has one.
+
+        Raises ImageUnknownError, RegistryAwayError.
+        """
+        ...
+
+    async def size(self, reference: str) -> int:
+        """Return the compressed size of an image, in bytes; of several machines' the largest.
 
         Raises ImageUnknownError, RegistryAwayError.
         """
@@ -84,45 +93,77 @@ class HttpRegistry:
 
     async def digest(self, reference: str) -> str:
         """Return the digest of a reference. Raises ImageUnknownError, RegistryAwayError."""
-        try:
-            image = imageref.parse(reference)
-        except ValueError as problem:
-            raise ImageUnknownError(str(problem)) from None
-        if image.digest:
-            return image.digest
-        registry = image.registry or self._default
-        if not registry:
-            raise ImageUnknownError(f"{reference} names no registry, and there is no default one")
-        path = f"/v2/{image.repository}/manifests/{image.tag or 'latest'}"
-        try:
-            return await self._ask(registry, path, reference)
-        except httpx2.HTTPError as problem:
-            why = str(problem) or type(problem).__name__
-            raise RegistryAwayError(f"registry {registry} does not answer: {why}") from problem
-
-    async def _ask(self, registry: str, path: str, reference: str) -> str:
-        client = self._client(registry)
-        headers = {"Accept": MANIFESTS}
-        answer = await client.head(path, headers=headers)
-        if answer.status_code == httpx2.codes.UNAUTHORIZED:
-            token = await self._token(answer.headers.get("www-authenticate", ""))
-            if token:
-                headers["Authorization"] = f"Bearer {token}"
-                answer = await client.head(path, headers=headers)
-        if answer.status_code == httpx2.codes.NOT_FOUND:
-            raise ImageUnknownError(f"registry {registry} has no {reference}")
-        if not answer.is_success:
-            raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
-        told = str(answer.headers.get("docker-content-digest", ""))
+        if digest := _parsed(reference).digest:
+            return digest
+        _, registry = self._place(reference)
+        told = str((await self._ask("HEAD", reference)).headers.get("docker-content-digest", ""))
         if not told:
-            answer = await client.get(path, headers=headers)
-            if not answer.is_success:
-                raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
+            answer = await self._ask("GET", reference)
             told = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
         try:
             return imageref.parse(f"x@{told}").digest
         except ValueError as problem:
             raise RegistryAwayError(f"registry {registry} told no digest: {problem}") from None
+
+    async def size(self, reference: str) -> int:
+        """Return the compressed size of an image. Raises ImageUnknownError, RegistryAwayError."""
+        image, registry = self._place(reference)
+        whole = await self._manifest(reference)
+        try:
+            if "manifests" not in whole:
+                return _size(whole)
+            # what is for no machine is no image: signatures, bills of material
+            machines = [
+                f"{registry}/{image.repository}@{one['digest']}"
+                for one in whole["manifests"]
+                if one.get("platform", {}).get("os", "linux") != "unknown"
+            ]
+            return max([_size(await self._manifest(one)) for one in machines[:MACHINES]], default=0)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            raise RegistryAwayError(f"registry {registry} told no manifest: {problem!r}") from None
+
+    async def _manifest(self, reference: str) -> Any:
+        answer = await self._ask("GET", reference)
+        try:
+            return answer.json()
+        except ValueError:
+            _, registry = self._place(reference)
+            raise RegistryAwayError(f"registry {registry} told no manifest") from None
+
+    def _place(self, reference: str) -> tuple[imageref.ImageRef, str]:
+        """Return a reference in its parts, and the registry to ask. Raises ImageUnknownError."""
+        image = _parsed(reference)
+        registry = image.registry or self._default
+        if not registry:
+            raise ImageUnknownError(f"{reference} names no registry, and there is no default one")
+        return image, registry
+
+    async def _ask(self, method: str, reference: str) -> httpx2.Response:
+        """Return a registry's answer about a manifest, as far as it is one."""
+        image, registry = self._place(reference)
+        path = f"/v2/{image.repository}/manifests/{image.digest or image.tag or 'latest'}"
+        try:
+            answer = await self._send(method, registry, path)
+        except httpx2.HTTPError as problem:
+            why = str(problem) or type(problem).__name__
+            raise RegistryAwayError(f"registry {registry} does not answer: {why}") from problem
+        if answer.status_code == httpx2.codes.NOT_FOUND:
+            raise ImageUnknownError(f"registry {registry} has no {reference}")
+        if not answer.is_success:
+            raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
+        return answer
+
+    async def _send(self, method: str, registry: str, path: str) -> httpx2.Response:
+        """Ask once, and where the registry wants a token once more with one."""
+        client = self._client(registry)
+        headers = {"Accept": MANIFESTS}
+        answer = await client.request(method, path, headers=headers)
+        if answer.status_code == httpx2.codes.UNAUTHORIZED:
+            token = await self._token(answer.headers.get("www-authenticate", ""))
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+                answer = await client.request(method, path, headers=headers)
+        return answer
 
     async def _token(self, challenge: str) -> str:
         """Return an anonymous token of the service that a challenge names; empty: none is given."""
@@ -150,11 +191,29 @@ class HttpRegistry:
         return self._clients[url]
 
 
+def _parsed(reference: str) -> imageref.ImageRef:
+    """Return a reference in its parts. Raises ImageUnknownError."""
+    try:
+        return imageref.parse(reference)
+    except ValueError as problem:
+        raise ImageUnknownError(str(problem)) from None
+
+
+def _size(manifest: Any) -> int:
+    """Return the sum of what a manifest lists, in bytes. Raises KeyError, TypeError, ValueError."""
+    return sum(int(part["size"]) for part in (manifest["config"], *manifest["layers"]))
+
+
 @dataclass(slots=True)
 class SimulatedRegistry:
-    """A table of references and their digests. `away` makes it silent; `asked` counts questions."""
+    """A table of references and their digests. `away` makes it silent; `asked` counts questions.
+
+    `sizes` has bytes by digest, one where it has none; `lost` are digests that are gone.
+    """
 
     images: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     away: bool = False
     asked: int = 0
 
@@ -169,3 +228,12 @@ class SimulatedRegistry:
             return self.images[reference]
         except KeyError:
             raise ImageUnknownError(f"the simulated registry has no {reference}") from None
+
+    async def size(self, reference: str) -> int:
+        """Return the size of what a digest names. Raises ImageUnknownError, RegistryAwayError."""
+        if self.away:
+            raise RegistryAwayError("the simulated registry is away")
+        digest = reference.partition("@")[2]
+        if digest in self.lost:
+            raise ImageUnknownError(f"the simulated registry has no {reference}")
+        return self.sizes.get(digest, 1)

@@ -78,6 +78,15 @@ def gaps(spec: ExperimentSpec) -> list[Mistake]:
     return found
 
 
+def mirrored(image: str, rights: TenantSpec) -> tuple[str, str]:
+    """Return where a tenant's images of that reference come from, and the prefix that said so."""
+    for one in rights.defaults.image_mirrors:
+        if image.startswith(one.prefix):
+            tail = image.removeprefix(one.prefix) if one.mirror.endswith("/") else ""
+            return one.mirror + tail, one.prefix
+    return image, ""
+
+
 @dataclass(slots=True)
 class _Work:
     spec: ExperimentSpec
@@ -204,12 +213,9 @@ class _Work:
                 )
 
     def _mirror(self, role: Role, path: str) -> None:
-        for one in self.rights.defaults.image_mirrors:
-            if role.image.startswith(one.prefix):
-                tail = role.image.removeprefix(one.prefix) if one.mirror.endswith("/") else ""
-                role.image = one.mirror + tail
-                self.note(f"{path}.image", role.image, f"mirror of {one.prefix}")
-                return
+        role.image, prefix = mirrored(role.image, self.rights)
+        if prefix:
+            self.note(f"{path}.image", role.image, f"mirror of {prefix}")
 
     def built_in(self, model: BaseModel, path: str) -> None:
         """Note every field that was left out and has a value of its own, at any depth."""

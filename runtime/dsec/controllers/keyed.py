@@ -1,0 +1,130 @@
+"""Keyed creates: the sandboxes that a caller asks for one by one, without an experiment.
+
+What each gets of its tenant is decided here as for experiments: default image, mirror, digest. A
+key that is known keeps the image that it got first. No state: keys are in the bind log.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from dsec.api.documents.resolve import mirrored
+from dsec.api.internal import CreatesCall
+from dsec.api.meta import TENANT_LABEL
+from dsec.api.records import Tenant
+from dsec.api.tenant import TenantSpec
+from dsec.api.wire import KeyedAnswer, KeyedCreate
+from dsec.controllers.creates import Placer
+from dsec.controllers.digests import Digests
+from dsec.controllers.images import DeclaredImages
+from dsec.controllers.specs import keyed_binding, new_id
+from dsec.journal.bindings import Binding
+from dsec.journal.bindlog import BindLog
+from dsec.world.cache import Cache
+from dsec.world.clock import Clock, Randomness
+from dsec.world.registry import ImageUnknownError
+
+
+@dataclass(slots=True)
+class KeyedCreates:
+    """Of one term."""
+
+    namespaces: Cache
+    tenants: Cache
+    bind_log: BindLog
+    placer: Placer
+    digests: Digests
+    declared: DeclaredImages
+    clock: Clock
+    randomness: Randomness
+
+    async def create(self, call: CreatesCall) -> list[KeyedAnswer]:
+        """Bind a batch; one answer per create, in order.
+
+        Raises FencedError, and LookupError where the project's tenant may make none.
+        """
+        name, rights = self._tenant_of(call.project)
+        images = await self._images(call, name, rights)
+        # the registries may have taken their time
+        name, rights = self._tenant_of(call.project)
+        refused: dict[int, KeyedAnswer] = {}
+        wants: list[Binding] = []
+        for number, (create, image) in enumerate(zip(call.batch.creates, images, strict=True)):
+            if isinstance(image, ImageUnknownError):
+                refused[number] = _refused(create, image)
+                continue
+            wants.append(
+                keyed_binding(
+                    create,
+                    image=image,
+                    tenant=name,
+                    project=call.project,
+                    rights=rights,
+                    sandbox=new_id(self.clock, self.randomness),
+                    correlation=call.correlation_id,
+                    now=self.clock.now(),
+                )
+            )
+        answers = iter(await self.placer.submit(wants) if wants else [])
+        return [refused.get(at) or next(answers) for at in range(len(call.batch.creates))]
+
+    async def _images(
+        self, call: CreatesCall, tenant: str, rights: TenantSpec
+    ) -> Sequence[str | ImageUnknownError]:
+        """Return what the sandbox of each create uses, or why it can use nothing."""
+        # what a known key got stands, whatever its tag names now
+        state = self.bind_log.state
+        known = [state.key(tenant, create.key) for create in call.batch.creates]
+        found = [
+            binding.spec.image if binding is not None else _reference(create, rights)
+            for create, binding in zip(call.batch.creates, known, strict=True)
+        ]
+        fresh = [
+            image
+            for image, binding in zip(found, known, strict=True)
+            if binding is None and isinstance(image, str)
+        ]
+        pins = await self.digests.references(fresh, self.declared.of(call.project, rights))
+        return [
+            pins[image] if binding is None and isinstance(image, str) else image
+            for image, binding in zip(found, known, strict=True)
+        ]
+
+    def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
+        """Return the tenant of a namespace's label, as gateways and experiments read it."""
+        namespace = self.namespaces.get(("", project))
+        labels = (namespace or {}).get("metadata", {}).get("labels", {})
+        name = labels.get(TENANT_LABEL, "")
+        record = self.tenants.get(("", name))
+        if record is None:
+            raise LookupError(f"project {project} belongs to no tenant")
+        try:
+            tenant = Tenant.model_validate(record)
+        except ValidationError as problem:
+            raise LookupError(f"tenant {name} of project {project} is invalid") from problem
+        purge = tenant.status.purge
+        if purge is not None and purge.until > self.clock.now():
+            until = purge.until.isoformat(timespec="seconds")
+            raise LookupError(
+                f"{purge.by} ends all sandboxes of tenant {name} that have no experiment; none is "
+                f"made before {until}"
+            )
+        return name, tenant.spec
+
+
+def _reference(create: KeyedCreate, rights: TenantSpec) -> str | ImageUnknownError:
+    """Return the image that a create asks for, or its tenant's, as the tenant's mirrors name it."""
+    image = create.image or rights.defaults.image
+    if not image:
+        return ImageUnknownError("image: is required, or the tenant has a default image")
+    prefixes = [*rights.registries, *(one.prefix for one in rights.defaults.image_mirrors)]
+    if create.image and rights.registries and not any(image.startswith(one) for one in prefixes):
+        allowed = ", ".join(rights.registries)
+        return ImageUnknownError(f"image: {image} is in none of the tenant's registries: {allowed}")
+    return mirrored(image, rights)[0]
+
+
+def _refused(create: KeyedCreate, why: ImageUnknownError) -> KeyedAnswer:
+    message = f"{why}; nothing is bound to the key: repeat the call once the image can be used"
+    return KeyedAnswer(key=create.key, outcome="refused", message=message)

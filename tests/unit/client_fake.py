@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dsec.api.changes import changes
+from dsec.api.decisions import SandboxDecision
 from dsec.api.describe import describe
 from dsec.api.frames import Decoder, ExecCall, ExecEnd, FrameType, encode, encode_end
 from dsec.api.records import Experiment
@@ -74,6 +75,7 @@ class FakeGateway:
         self.exec_calls: list[tuple[ExecCall, bytes]] = []
         self.cut_streams = False
         self.nodes: list[dict[str, Any]] = []
+        self.decisions: dict[str, SandboxDecision] = {}
         self.app = Starlette(
             routes=[
                 Route("/readyz", lambda _: Response("ok")),
@@ -92,6 +94,7 @@ class FakeGateway:
                 Route("/v1/projects/{p}/sandboxes", self._sandboxes, methods=["GET"]),
                 Route("/v1/projects/{p}/sandboxes/{id}/exec", self._exec, methods=["POST"]),
                 Route("/v1/projects/{p}/sandboxes/{id}/logs", self._logs),
+                Route("/v1/projects/{p}/sandboxes/{id}/decision", self._decision),
             ],
             exception_handlers={404: self._missing},
         )
@@ -256,6 +259,10 @@ class FakeGateway:
             encode_end(ExecEnd(exit_code=code)),
         ]
         return StreamingResponse(iter(parts[:-1] if self.cut_streams else parts))
+
+    async def _decision(self, request: Request) -> Response:
+        decision = self.decisions.get(request.path_params["id"])
+        return JSONResponse(decision.wire()) if decision else _error(404, "not-found", "none")
 
     async def _logs(self, _: Request) -> Response:
         parts = [encode(FrameType.STDOUT, b"line\n"), encode_end(ExecEnd(dropped_bytes=7))]

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "results": Entry("dsec.cli.batch:results", "Show how each sandbox ended.", _RUN),
     "get": Entry("dsec.cli.look:get", "List tasks, sandboxes, nodes, tenants, pools.", _LOOK),
     "describe": Entry("dsec.cli.look:describe", "Explain one thing in words.", _LOOK),
+    "explain": Entry("dsec.cli.explain:explain", "Explain a placement decision.", _LOOK),
     "node": Entry("dsec.cli.look:node", "List the nodes.", _LOOK),
     "logs": Entry("dsec.cli.sandboxes:logs", "Show the output of a sandbox.", _LOOK),
     "exec": Entry("dsec.cli.sandboxes:exec_", "Run a command in a live sandbox.", _CHANGE),

@@ -1,0 +1,69 @@
+"""One round of decisions: quota first, then a place; what gets no place gives its quota back. Pure.
+
+The leader calls it on what waits, in the order of the queues; a replay calls it on a dump.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsec.placement.accounts import QuotaError
+from dsec.placement.engine import place
+from dsec.placement.entries import Entry
+from dsec.placement.ledger import Ledger
+from dsec.placement.mix import Mix
+from dsec.placement.refusal import Refusal
+from dsec.placement.request import Decision, Request
+from dsec.placement.scores import Weights
+from dsec.placement.view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request with what it counts in the ledger; both have the same id."""
+
+    request: Request
+    entry: Entry
+
+
+def decide(
+    view: ClusterView,
+    ledger: Ledger,
+    wanted: Sequence[Wanted],
+    *,
+    mix: Mix | None = None,
+    weights: Weights | None = None,
+    record: bool = False,
+) -> list[Decision]:
+    """Return one decision each, in order; what is accepted is booked in view and ledger.
+
+    A gang gets quota as a whole or not at all. Raises QuotaError where a gang is of two tenants;
+    then nothing has changed.
+    """
+    gangs: dict[str, list[Wanted]] = {}
+    for one in wanted:
+        gangs.setdefault(one.request.gang or one.request.id, []).append(one)
+    for name, members in gangs.items():
+        tenants = sorted({member.entry.tenant for member in members})
+        if len(tenants) > 1:
+            raise QuotaError(
+                f"gang {name}: members of tenants {', '.join(tenants)}; one is allowed"
+            )
+    over: dict[str, tuple[Refusal, ...]] = {}
+    counted: set[str] = set()
+    for members in gangs.values():
+        before = {member.entry.id for member in members if member.entry.id in ledger.entries}
+        refusals = ledger.admit(*(member.entry for member in members)).refusals
+        if refusals:
+            over |= dict.fromkeys((member.request.id for member in members), refusals)
+        else:
+            counted |= {member.entry.id for member in members} - before
+    admitted = [one.request for one in wanted if one.request.id not in over]
+    placed = place(view, admitted, mix=mix, weights=weights or Weights(), record=record)
+    found = {decision.id: decision for decision in placed}
+    for decision in placed:
+        if not decision.node and decision.id in counted:
+            ledger.end(decision.id)
+    return [
+        found.get(one.request.id) or Decision(one.request.id, refusals=over[one.request.id])
+        for one in wanted
+    ]

@@ -54,7 +54,7 @@ class Project:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
         )
         assert code is None or done.returncode == code, f"{done.stdout}\n{done.stderr}"

@@ -121,8 +121,8 @@ def children_of(text: str) -> list[int]:
 
 
 def wait_for(file: Path) -> None:
-    """Return when the file exists; fail after half a minute."""
-    deadline = time.monotonic() + 30
+    """Return when the file exists; fail after a minute."""
+    deadline = time.monotonic() + 60
     while not file.exists():
         assert time.monotonic() < deadline, f"{file} did not appear"
         time.sleep(0.05)
@@ -170,7 +170,7 @@ def test_interrupt_ends_everything_quietly(project: Make, tmp_path: Path) -> Non
     assert "Traceback" not in text, text
     assert "KeyboardInterrupt" not in text, text
     assert (trial.folder / "cleaned").exists()
-    assert left_after(5, str(tmp_path)) == []
+    assert left_after(30, str(tmp_path)) == []
 
 
 def test_killed_engine_leaves_nothing(project: Make, tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_killed_engine_leaves_nothing(project: Make, tmp_path: Path) -> None:
     finally:
         engine.kill()
         engine.wait()
-    assert left_after(10, str(tmp_path)) == []
+    assert left_after(30, str(tmp_path)) == []

@@ -33,7 +33,9 @@ CORRELATION = "X-Dsec-Correlation-Id"
 LONGEST_CORRELATION = 64
 LONGEST_TOLD = 1024
 """Of a caller's own text, in characters, in an audit row."""
-DOCUMENT_BYTES = 1 << 20
+BODY_BYTES = 1 << 20
+DOCUMENT_BYTES = 1 << 18
+"""Of a task document, in any dialect; a reader has to look at every value of it."""
 BATCH_BYTES = 64 << 20
 INPUT_BYTES = 256 << 20
 READS = frozenset({"get", "list", "watch"})
@@ -68,22 +70,22 @@ class Call:
             raise ApiError(422, "invalid", f"{name}: must be true or false", [detail])
         return text == "true"
 
-    async def body(self, limit: int) -> bytes:
-        """Read the body. Raises ApiError 413 above the limit (bytes)."""
-        return await read_body(self.request, limit)
+    async def body(self, limit: int, what: str = "the body") -> bytes:
+        """Read the body. Raises ApiError 413 above the limit (bytes); `what` names it there."""
+        return await read_body(self.request, limit, what)
 
-    async def model(self, model: type[M], limit: int = DOCUMENT_BYTES) -> M:
+    async def model(self, model: type[M], limit: int = BODY_BYTES) -> M:
         """Read a body of a type. Raises ApiError with every mistake."""
         return await read_model(self.request, model, limit)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, what: str = "the body") -> bytes:
     """Return a request's body. Raises ApiError 413 above the limit (bytes)."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
         if len(data) > limit:
-            raise ApiError(413, "too-large", f"the body may have at most {limit} bytes")
+            raise ApiError(413, "too-large", f"{what} may have at most {limit} bytes")
     return bytes(data)
 
 

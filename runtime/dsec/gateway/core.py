@@ -15,6 +15,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import TenantSpec
 from dsec.gateway.auth import Authority as Authoriser
 from dsec.gateway.ca import Authority as CertificateAuthority
+from dsec.gateway.documents import Documents
 from dsec.gateway.errors import ApiError
 from dsec.gateway.leader import Leader
 from dsec.gateway.metrics import Metrics
@@ -90,6 +91,7 @@ class Gateway:
             region=config.region,
         )
         self.denials = Denials(clock)
+        self.documents = Documents()
         self.metrics = Metrics()
         self._nodes: asyncio.Queue[Key] = asyncio.Queue()
         self.caches["SandboxNode"].listen(self._nodes.put_nowait)

@@ -20,7 +20,6 @@ from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.journal.bindings import Binding
 from dsec.journal.inputs import ITEM_BYTES, input_key
-from dsec.rules.verdict import check_document
 from dsec.world.objects import PreconditionError
 from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
 
@@ -49,9 +48,9 @@ async def submit(call: Call) -> Response:
     mode = call.request.query_params.get("mode", "submit")
     if mode not in ("submit", "apply"):
         raise invalid("mode", mode, "submit or apply", "must be submit or apply")
-    text = _text(await call.body(DOCUMENT_BYTES))
+    text = _text(await call.body(DOCUMENT_BYTES, "a task document"))
     tenant, rights = call.gateway.tenant_of(call.project)
-    checked = check_document(
+    checked = await call.gateway.documents.check(
         text,
         project=call.project,
         tenant=tenant,

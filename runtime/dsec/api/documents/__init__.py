@@ -78,14 +78,14 @@ def parse_all(text: str) -> tuple[Parsed | None, list[Mistake]]:
     """
     try:
         source = read(text)
+        context = Context(source)
+        dialect = detect(context)
+        if dialect is None:
+            return None, context.mistakes
+        origin: dict[str, str] = {}
+        wire = unwrap(FRONTS[dialect](context, source.data), origin)
     except DocumentError as error:
         return None, error.mistakes
-    context = Context(source)
-    dialect = detect(context)
-    if dialect is None:
-        return None, context.mistakes
-    origin: dict[str, str] = {}
-    wire = unwrap(FRONTS[dialect](context, source.data), origin)
     wire["dialect"] = dialect.value
     wire["sourceDigest"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
     spec = _validated(wire, origin, context, dialect)

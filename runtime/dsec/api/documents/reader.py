@@ -10,7 +10,10 @@ from typing import Any
 
 from dsec.api import units
 from dsec.api.documents.text import Source
-from dsec.api.mistakes import Mistake, path_of, shown, unknown_key
+from dsec.api.mistakes import DocumentError, Mistake, path_of, shown, unknown_key
+
+MAX_MISTAKES = 500
+"""Most mistakes that are looked for in one document; each costs as much as all before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,13 @@ class Context:
         """Note a mistake; the message defaults to what is allowed and what was there."""
         text = message or f"must be {allowed}, not {shown(value)}"
         self.mistakes.append(Mistake(path, value, allowed, text, self.source.line(path)))
+
+    def bound(self) -> None:
+        """Give up on a document with too many mistakes. Raises DocumentError with those so far."""
+        if len(self.mistakes) >= MAX_MISTAKES:
+            rule = f"fewer than {MAX_MISTAKES} mistakes"
+            more = Mistake("", None, rule, f"must have {rule}; what follows was not looked at")
+            raise DocumentError([*self.mistakes, more])
 
 
 class Reader:
@@ -169,6 +179,7 @@ class Reader:
             return
         for index, one in enumerate(value):
             path = f"{self.at(key)}[{index}]"
+            self.context.bound()
             if isinstance(one, dict):
                 yield Reader(self.context, one, path)
             else:
@@ -185,6 +196,7 @@ class Reader:
         """Note every key that nobody asked for."""
         for key in self._data:
             if key not in self._known:
+                self.context.bound()
                 at = self.context.source.line(self.at(key))
                 self.context.mistakes.append(unknown_key(self.path, key, self._known, at))
 

@@ -99,7 +99,7 @@ class DecisionReader:
             at=row.utc,
             node=body.get("node", ""),
             devices=body.get("devices", []),
-            message=body.get("why", ""),
+            message=body.get("why") or f"node {body.get('node', '')} took it",
             record=self._records.get(body.get("decision", "")),
         )
 

@@ -1,17 +1,23 @@
 """Why a request has no node: nodes grouped by reason, with counts and the figures that lack."""
 
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dsec.api.reasons import PendingReason
 from dsec.placement.accelerators import EXCLUSIVE, SLICED, Card
 from dsec.placement.asked import Asked, amounts_of, claim_of
 from dsec.placement.cards import slices_left
-from dsec.placement.dimensions import BOOKED, NAMES, UNMETERED, WHOLE, Column
+from dsec.placement.dimensions import BOOKED, NAMES, UNMETERED, WHOLE, Column, saturated
 from dsec.placement.filters import card_suits, low, mismatch
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Node, Request
-from dsec.placement.view import ClusterView, totals
+from dsec.placement.view import ClusterView, Ints
 
+Flags = NDArray[np.bool_]
 _Why = tuple[PendingReason, str, str]
 
 
@@ -27,7 +33,7 @@ def refusals(
     if not view.described:
         return (Refusal(PendingReason.NO_NODES, "nodes"),)
     eligible, grouped = sorted_out(view, request, asked)
-    if eligible:
+    if len(eligible):
         return _shortfalls(view, eligible, request, asked)
     return grouped
 
@@ -37,58 +43,74 @@ def rejections(view: ClusterView, request: Request) -> tuple[Refusal, ...]:
     asked = Asked.of(request)
     view.settle()
     eligible, grouped = sorted_out(view, request, asked)
-    return grouped + (_shortfalls(view, eligible, request, asked) if eligible else ())
+    return grouped + (_shortfalls(view, eligible, request, asked) if len(eligible) else ())
 
 
 def sorted_out(
     view: ClusterView, request: Request, asked: Asked
-) -> tuple[list[int], tuple[Refusal, ...]]:
+) -> tuple[Ints, tuple[Refusal, ...]]:
     """Return (rows that the filters leave, the others grouped by the first filter)."""
     verdicts = [mismatch(node, request, asked) for node in view.profiles]
-    eligible: list[int] = []
+    suits = np.array([verdict is None for verdict in verdicts], dtype=np.bool_)[view.profile]
+    counts = np.bincount(view.profile, minlength=len(verdicts)).tolist()
     grouped: dict[_Why, int] = {}
-    for row, profile in enumerate(view.profile.tolist()):
-        verdict = verdicts[profile]
-        if verdict is None and view.described[row].name in request.avoid:
-            verdict = Refusal(PendingReason.CAPACITY, "agent", "1")
-        if verdict is None:
-            eligible.append(row)
-        else:
+    for verdict, count in zip(verdicts, counts, strict=True):
+        if verdict is not None and count:
             key = (verdict.reason, verdict.dimension, str(verdict.asked))
+            grouped[key] = grouped.get(key, 0) + count
+    for name in set(request.avoid) & view.nodes.keys():
+        if suits[view.row(name)]:
+            suits[view.row(name)] = False
+            key = (PendingReason.CAPACITY, "agent", "1")
             grouped[key] = grouped.get(key, 0) + 1
     every = len(view.described)
     found = [
         Refusal(reason, dimension, value, nodes=count, total_nodes=every)
         for (reason, dimension, value), count in grouped.items()
     ]
-    return eligible, tuple(sorted(found, key=lambda one: (-one.nodes, one.dimension, one.asked)))
+    found.sort(key=lambda one: (-one.nodes, one.dimension, one.asked, one.reason.value))
+    return np.flatnonzero(suits), tuple(found)
 
 
 def _shortfalls(
-    view: ClusterView, rows: list[int], request: Request, asked: Asked
+    view: ClusterView, rows: Ints, request: Request, asked: Asked
 ) -> tuple[Refusal, ...]:
     """Name each dimension that keeps a node from taking it, with the most that any has free."""
-    columns = view.columns[:, np.array(rows)]
-    per_profile: dict[int, tuple[int, ...]] = {}
-    every: dict[int, list[int]] = {}
-    lacking: dict[Column, list[tuple[int, int, int]]] = {}
+    columns, profile = view.columns[:, rows], view.profile[rows]
+    amounts = np.zeros((len(view.profiles), BOOKED), dtype=np.int64)
+    for number in np.unique(profile).tolist():
+        amounts[number] = np.minimum(amounts_of(asked, view.profiles[number]), UNMETERED + 1)
+    need = amounts[profile].T
+    lacking = (columns[:BOOKED] < need) & (need > 0)
+    found: list[Refusal] = []
+    for column in map(Column, np.flatnonzero(lacking.any(axis=1)).tolist()):
+        places = lacking[column]
+        found.append(
+            Refusal(
+                PendingReason.CAPACITY,
+                NAMES[column],
+                int(need[column][places].min()),
+                max(0, int(columns[column][places].max())),
+                int(places.sum()),
+                len(rows),
+                _largest(view, rows[places], column),
+            )
+        )
     watermark = 1 if low(request) else 2
-    for place, row in enumerate(rows):
-        node, profile = view.described[row], view.profile.item(row)
-        if profile not in per_profile:
-            per_profile[profile] = amounts_of(asked, node)
-        amounts = per_profile[profile]
-        free = columns[:, place].tolist()
-        for column in range(BOOKED):
-            if free[column] < amounts[column] and amounts[column]:
-                if row not in every:
-                    every[row] = totals(node)
-                whole = min(every[row][column], UNMETERED)
-                entry = (free[column], whole, amounts[column])
-                lacking.setdefault(Column(column), []).append(entry)
-        if free[Column.HEADROOM] < watermark:
-            lacking.setdefault(Column.HEADROOM, []).append((free[Column.HEADROOM], 2, watermark))
-    found = [_capacity(column, entries, len(rows)) for column, entries in lacking.items()]
+    below = columns[Column.HEADROOM] < watermark
+    if below.any():
+        free = max(0, int(columns[Column.HEADROOM][below].max()))
+        found.append(
+            Refusal(
+                PendingReason.CAPACITY,
+                NAMES[Column.HEADROOM],
+                watermark,
+                free,
+                int(below.sum()),
+                len(rows),
+                2,
+            )
+        )
     if asked.mode:
         found += _card_shortfalls(view, rows, request, asked)
     if not found:
@@ -99,83 +121,145 @@ def _shortfalls(
     return tuple(sorted(found, key=lambda one: (-one.nodes, one.dimension)))
 
 
-def _capacity(column: Column, entries: list[tuple[int, int, int]], every: int) -> Refusal:
-    free = max(0, *(one[0] for one in entries)) if len(entries) > 1 else max(0, entries[0][0])
-    return Refusal(
-        PendingReason.CAPACITY,
-        NAMES[column],
-        min(one[2] for one in entries),
-        free,
-        len(entries),
-        every,
-        max(one[1] for one in entries),
-    )
+_TOTALS: dict[Column, Callable[[Node], int]] = {
+    Column.MEMORY: attrgetter("memory_bytes"),
+    Column.PIDS: attrgetter("pids"),
+    Column.DISK: attrgetter("disk_bytes"),
+    Column.DENSITY: attrgetter("sandboxes"),
+    Column.IOPS: attrgetter("disk_iops"),
+    Column.BANDWIDTH: attrgetter("disk_bytes_per_second"),
+    Column.CPU: lambda node: node.cpu_milli * node.overcommit_milli // WHOLE,
+    Column.PINS: lambda node: len(node.cpus),
+}
+
+
+def _largest(view: ClusterView, rows: Ints, column: Column) -> int:
+    """Return the largest total of these nodes."""
+    described, total = view.described, _TOTALS[column]
+    return saturated(max(total(described[row]) for row in rows.tolist()))
 
 
 def _card_shortfalls(
-    view: ClusterView, rows: list[int], request: Request, asked: Asked
+    view: ClusterView, rows: Ints, request: Request, asked: Asked
 ) -> list[Refusal]:
     """Say what the cards lack: their number, memory, milli, slices, or clients (density)."""
-    groups: dict[str, list[tuple[int, int, int]]] = {}
-    for row in rows:
-        node = view.described[row]
-        states = view.cards[:, row, : len(node.devices)].T.tolist()
-        why = _card_shortfall(node, states, request, asked)
-        if why is not None:
-            groups.setdefault(why[0], []).append(why[1:])
+    groups: dict[str, list[_Lack]] = {}
+    profile = view.profile[rows]
+    for number in np.unique(profile).tolist():
+        node = view.profiles[number]
+        states = view.cards[:, rows[profile == number], : len(node.devices)]
+        for dimension, lack in _cards_of(node, states, request, asked):
+            groups.setdefault(dimension, []).append(lack)
     return [
         Refusal(
             PendingReason.CAPACITY,
             dimension,
-            min(one[0] for one in entries),
-            max(one[1] for one in entries),
-            len(entries),
+            min(one.asked for one in lacks),
+            max(one.free for one in lacks),
+            sum(one.nodes for one in lacks),
             len(rows),
-            max(one[2] for one in entries),
+            max(one.most for one in lacks),
         )
-        for dimension, entries in groups.items()
+        for dimension, lacks in groups.items()
     ]
 
 
-def _card_shortfall(
-    node: Node, states: list[list[int]], request: Request, asked: Asked
-) -> tuple[str, int, int, int] | None:
-    """Return (dimension, asked, free, most) of one node's cards, or None where they suffice."""
-    suiting = [
-        (card, state)
-        for card, state in zip(node.devices, states, strict=True)
-        if card.healthy and card_suits(card, node, request, asked)
-    ]
-    bit, gpus = 1 << asked.mode, asked.gpus
-    opened = [(card, state) for card, state in suiting if state[Card.OPEN] & bit]
+class _Lack(NamedTuple):
+    """What cards of nodes of one profile lack."""
+
+    asked: int
+    free: int
+    nodes: int
+    most: int
+
+
+def _cards_of(
+    node: Node, states: Ints, request: Request, asked: Asked
+) -> Iterator[tuple[str, _Lack]]:
+    """Yield what the cards of one profile's nodes lack; states[field, node, card]."""
+    suiting = np.array(
+        [card.healthy and card_suits(card, node, request, asked) for card in node.devices],
+        dtype=np.bool_,
+    )
+    opened = (states[Card.OPEN] & (1 << asked.mode) != 0) & suiting
+    gpus, whole = asked.gpus, int(suiting.sum())
     if asked.mode in EXCLUSIVE:
-        return ("gpu", gpus, len(opened), len(suiting)) if len(opened) < gpus else None
+        yield from _lack("gpu", gpus, opened.sum(axis=1), whole)
+        return
     if asked.mode == SLICED:
-        free = whole = 0
-        for card, state in suiting:
-            if card.slicing is not None:
+        free, whole = np.zeros(states.shape[1], dtype=np.int64), 0
+        for place, card in enumerate(node.devices):
+            if suiting[place] and card.slicing is not None:
                 left = slices_left(card.slicing, asked.profile)
                 whole += int(left[0])
-                free += int(left[state[Card.SLICES]]) if state[Card.OPEN] & bit else 0
-        return ("gpu slice", gpus, free, whole) if free < gpus else None
-    limit = asked.gpu_clients
-    admitting = [one for one in opened if not limit or one[1][Card.COUNT] < limit]
-    fits = 0
-    for card, state in admitting:
-        claim = claim_of(asked, card)
-        fits += state[Card.MILLI] >= claim.milli and state[Card.MEMORY] >= claim.memory
-    if fits >= gpus:
-        return None
-    if len(admitting) < gpus and any(state[Card.MODE] == asked.mode for _, state in suiting):
-        # cards are in the mode already and have their most clients, whatever memory is free
-        most = max(min(card.clients, limit or card.clients) for card, _ in suiting)
-        return "density", 1, 0, most
-    if not admitting or gpus > 1:
-        return "gpu", gpus, min(fits, gpus - 1), len(suiting)
-    claims = [claim_of(asked, card) for card, _ in admitting]
-    memory = max(state[Card.MEMORY] for _, state in admitting)
-    if memory < min(claim.memory for claim in claims):
-        most = max(card.allocatable_bytes for card, _ in suiting)
-        return "gpu memory", min(claim.memory for claim in claims), memory, most
-    milli = max(state[Card.MILLI] for _, state in admitting)
-    return "gpu share", min(claim.milli for claim in claims), milli, WHOLE
+                free += np.where(opened[:, place], left[states[Card.SLICES][:, place]], 0)
+        yield from _lack("gpu slice", gpus, free, whole)
+        return
+    yield from _clients_of(node, states, opened, suiting, asked)
+
+
+def _lack(dimension: str, gpus: int, free: Ints, most: int) -> Iterator[tuple[str, _Lack]]:
+    """Yield it where some of these nodes have fewer free than are asked for."""
+    short = free < gpus
+    if short.any():
+        yield dimension, _Lack(gpus, int(free[short].max()), int(short.sum()), most)
+
+
+def _clients_of(
+    node: Node, states: Ints, opened: Flags, suiting: Flags, asked: Asked
+) -> Iterator[tuple[str, _Lack]]:
+    """Yield what keeps a client from the cards of one profile's nodes."""
+    gpus, limit, whole = asked.gpus, asked.gpu_clients, int(suiting.sum())
+    claims = [claim_of(asked, card) for card in node.devices]
+    milli = np.array([claim.milli for claim in claims], dtype=np.int64)
+    memory = np.array([claim.memory for claim in claims], dtype=np.int64)
+    admitting = opened & (states[Card.COUNT] < limit) if limit else opened
+    fitting = admitting & (states[Card.MILLI] >= milli) & (states[Card.MEMORY] >= memory)
+    fits, admitted = fitting.sum(axis=1), admitting.sum(axis=1)
+    short = fits < gpus
+    # cards are in the mode already and have their most clients, whatever memory is free
+    crowded = short & (admitted < gpus)
+    crowded &= ((states[Card.MODE] == asked.mode) & suiting).any(axis=1)
+    if crowded.any():
+        most = max(
+            min(card.clients, limit or card.clients)
+            for card, suits in zip(node.devices, suiting.tolist(), strict=True)
+            if suits
+        )
+        yield "density", _Lack(1, 0, int(crowded.sum()), most)
+    few = short & ~crowded & ((admitted == 0) | (gpus > 1))
+    if few.any():
+        yield "gpu", _Lack(gpus, int(np.minimum(fits[few], gpus - 1).max()), int(few.sum()), whole)
+    full = short & ~crowded & ~few
+    if not full.any():
+        return
+    far = np.int64(1) << 62
+    free_memory = np.where(admitting, states[Card.MEMORY], -1).max(axis=1, initial=-1)
+    free_milli = np.where(admitting, states[Card.MILLI], -1).max(axis=1, initial=-1)
+    least_memory = np.where(admitting, memory, far).min(axis=1, initial=far)
+    least_milli = np.where(admitting, milli, far).min(axis=1, initial=far)
+    tight = full & (free_memory < least_memory)
+    if tight.any():
+        sizes = [
+            c.allocatable_bytes for c, suits in zip(node.devices, suiting, strict=True) if suits
+        ]
+        yield (
+            "gpu memory",
+            _Lack(
+                int(least_memory[tight].min()),
+                int(free_memory[tight].max()),
+                int(tight.sum()),
+                max(sizes),
+            ),
+        )
+    rest = full & ~tight
+    if rest.any():
+        yield (
+            "gpu share",
+            _Lack(
+                int(least_milli[rest].min()),
+                int(free_milli[rest].max()),
+                int(rest.sum()),
+                WHOLE,
+            ),
+        )

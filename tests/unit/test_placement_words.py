@@ -75,6 +75,13 @@ TABLE = [
         ),
     ),
     (
+        Refusal(R.CONTROL_PLANE, "round", 1),
+        (
+            "control plane: asked 1 round of placement, free 0: the next looks at it; starts by "
+            "itself in seconds"
+        ),
+    ),
+    (
         Refusal(R.CONTROL_PLANE, "leader", 1),
         "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds",
     ),

@@ -353,9 +353,7 @@ class Placer:
             answer.state = SandboxState.ENDED
             answer.message = f"ended: {binding.reason.value if binding.reason else 'unknown'}"
         elif not binding.node:
-            waits = self._why.get(binding.id) or (
-                Refusal(PendingReason.CONTROL_PLANE, "leader", 1),
-            )
+            waits = self._why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
             answer.outcome, answer.state = "pending", SandboxState.PENDING
             answer.message = explain(waits)
         elif not self._reachable(binding):

@@ -185,7 +185,7 @@ def _state(binding: Binding, facts: Facts) -> str:
 def _pending(facts: Facts) -> list[PendingCount]:
     groups: dict[tuple[str, PendingReason, str], int] = {}
     for binding in facts.waiting:
-        refusals = facts.why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "leader", 1),)
+        refusals = facts.why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
         key = (binding.spec.identity.role, refusals[0].reason, explain(refusals)[:LONGEST])
         groups[key] = groups.get(key, 0) + 1
     if facts.frozen:

@@ -156,7 +156,12 @@ def _input(refusal: Refusal) -> str:
     )
 
 
-def _control_plane(_: Refusal) -> str:
+def _control_plane(refusal: Refusal) -> str:
+    if refusal.dimension == "round":
+        return (
+            "control plane: asked 1 round of placement, free 0: the next looks at it; starts by "
+            "itself in seconds"
+        )
     return (
         "control plane: asked 1 leader, free 0: one is being elected; starts by itself in seconds"
     )

@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pulumi
 from dsec.api.config import Deletion
 from google.protobuf import empty_pb2
 from pulumi.provider.experimental.component import ComponentProvider
-from pulumi.provider.server import ProviderServicer
+from pulumi.provider.server import ComponentInitError, ProviderServicer
 from pulumi.runtime import proto, rpc
 from pulumi.runtime.proto import provider_pb2_grpc
 
@@ -51,6 +52,18 @@ class DsecServicer(ProviderServicer):
         """`guard` is what runs at deletion: kubeconfig, mode, stack; it raises RefusedError."""
         super().__init__(provider, args, engine_address)
         self._guard = guard or _guard
+
+    async def _construct(self, request: Any, context: Any) -> Any:
+        """Construct a component; wrong inputs stay what they are, a list of mistakes.
+
+        The SDK wraps what a constructor raises, and would show a traceback in place of the list.
+        """
+        try:
+            return await super()._construct(request, context)
+        except ComponentInitError as error:
+            if isinstance(error.inner, pulumi.InputPropertiesError):
+                raise error.inner from None
+            raise
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC names
         """Accept the inputs: the component made them."""

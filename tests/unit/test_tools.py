@@ -22,6 +22,7 @@ from dsec.cli import tools as command
 from dsec.local import toolchain, toolchain_get
 from dsec.local.toolchain_table import (
     PULUMI_KUBERNETES_VERSION,
+    TEST_TOOLS,
     TOOLS,
     Places,
     Release,
@@ -45,8 +46,9 @@ def test_versions_are_the_pinned_ones() -> None:
         "etcd": "go.etcd.io/etcd/server/v3",
         "kubernetes": "k8s.io/kubernetes",
         "pulumi": "github.com/pulumi/pulumi/pkg/v3",
+        "pulumi-yaml": "github.com/pulumi/pulumi-yaml",
     }
-    for tool in TOOLS:
+    for tool in (*TOOLS, *TEST_TOOLS):
         text = (CHECKOUT / "tools" / tool.module / "go.mod").read_text()
         if tool.module in pinned:
             assert re.search(rf"\s{re.escape(pinned[tool.module])} v{tool.version}\b", text)

@@ -14,6 +14,8 @@ from pathlib import Path
 PULUMI_VERSION = "3.274.1"
 # The plugin may not be older than the Python package pulumi-kubernetes, or the engine warns.
 PULUMI_KUBERNETES_VERSION = "4.25.0"
+# The newest one that modules can be had of; the engine speaks with older language hosts too.
+PULUMI_YAML_VERSION = "1.30.0"
 # A newer kubelet refuses cgroup v1 by default.
 KUBERNETES_VERSION = "1.34.4"
 # Debian's 3.4 answers lists in a way that makes the API server of this version log errors.
@@ -87,6 +89,8 @@ _PROVIDER_RELEASE = (
     f"https://github.com/pulumi/pulumi-kubernetes/releases/download/v{PULUMI_KUBERNETES_VERSION}"
 )
 _PROVIDER_MODULE = "github.com/pulumi/pulumi-kubernetes/provider/v4"
+_YAML_RELEASE = f"https://github.com/pulumi/pulumi-yaml/releases/download/v{PULUMI_YAML_VERSION}"
+_YAML_MODULE = "github.com/pulumi/pulumi-yaml"
 
 # In build order inside a module: the first one compiles most of what the others share.
 TOOLS: tuple[Tool, ...] = (
@@ -145,6 +149,23 @@ TOOLS: tuple[Tool, ...] = (
             (_PROVIDER_MODULE, "cmd/pulumi-resource-kubernetes/schema.json"),
             (_PROVIDER_MODULE, "cmd/pulumi-resource-kubernetes/terraform-mapping.json"),
         ),
+    ),
+)
+
+# Of no use to a user of dsec: a test runs a program of the hosted component package in YAML.
+TEST_TOOLS: tuple[Tool, ...] = (
+    Tool(
+        name="pulumi-language-yaml",
+        version=PULUMI_YAML_VERSION,
+        module="pulumi-yaml",
+        package=f"{_YAML_MODULE}/cmd/pulumi-language-yaml",
+        ldflags=f"-s -w -X {_YAML_MODULE}/pkg/version.Version=v{PULUMI_YAML_VERSION}",
+        release=Release(
+            f"{_YAML_RELEASE}/pulumi-language-yaml-v{PULUMI_YAML_VERSION}-linux-{{arch}}.tar.gz",
+            f"{_YAML_RELEASE}/pulumi-yaml-{PULUMI_YAML_VERSION}-checksums.txt",
+        ),
+        core_minutes=2.5,
+        megabytes=36,
     ),
 )
 

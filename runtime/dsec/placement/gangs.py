@@ -5,9 +5,9 @@ a whole, so nothing of a unit that lacks room is ever left behind for others to 
 unit the largest requests go first, since what is left of a node suits small ones only.
 
 Members that are `near` one another are packed (SCHED-07): one host, else one rack, zone, region,
-else anywhere, unless the group must not leave a level. At each level the domain with members of
-the group comes first, then the tightest that may have room. Domains are compared by their whole
-path, so `rack-1` of one zone is not that of another, and no name is a prefix of another.
+else anywhere, unless the group must not leave a level. Where members of the group run already the
+domains with them are tried, else those that may have room, the tightest first. Domains are compared
+by their whole path, so `rack-1` of one zone is not that of another, and no name is a prefix.
 """
 
 from collections.abc import Sequence
@@ -169,8 +169,9 @@ def _domains(
         place = numbers[view.row(name)]
         if place >= 0:
             present[place] += number
-    if all_of_them and members:
-        enough &= present == members
+    if members:
+        # close to the others before close to one another
+        enough &= present == members if all_of_them else present > 0
     order = np.lexsort((np.arange(count), tight, -present))
     chosen = [domain for domain in order.tolist() if enough[domain]][:TRIES]
     return [np.flatnonzero(numbers == domain) for domain in chosen]

@@ -238,7 +238,8 @@ def _clients_of(
     free_milli = np.where(admitting, states[Card.MILLI], -1).max(axis=1, initial=-1)
     least_memory = np.where(admitting, memory, far).min(axis=1, initial=far)
     least_milli = np.where(admitting, milli, far).min(axis=1, initial=far)
-    tight = full & (free_memory < least_memory)
+    # what was asked in milli is told in milli, though the memory that goes with it lacks as well
+    tight = full & (free_memory < least_memory) & (not asked.milli)
     if tight.any():
         sizes = [
             c.allocatable_bytes for c, suits in zip(node.devices, suiting, strict=True) if suits

@@ -90,3 +90,7 @@ class PendingReason(StrEnum):
     """The nodes that would do are in pools for another kind or size of work."""
     TOPOLOGY = "topology"
     """The part of the topology that its group must not leave is full."""
+    RESERVED = "reserved"
+    """It would delay work that has waited longer, for which the room is kept."""
+    PREEMPTION = "preemption"
+    """It would have to displace other work, and may not, or not yet."""

@@ -55,7 +55,7 @@ COMMANDS: dict[str, Entry] = {
     "down": Entry("dsec.cli.local:down", "Stop what `up` started.", _MACHINE),
     "local": Entry("dsec.cli.local:app", "Run a local Kubernetes with dsec.", _MACHINE),
     "images": Entry("dsec.cli.local:images_app", "Build and list the images.", _MACHINE),
-    "sim": Entry("dsec.cli.sim:app", "Add simulated nodes.", _MACHINE),
+    "sim": Entry("dsec.cli.sim:app", "Simulate nodes, and whole runs.", _MACHINE),
     "demo": Entry("dsec.cli.demo:demo", "From nothing to 200 graded programs.", _MACHINE),
     "version": Entry("dsec.cli.look:version", "Show versions.", _LOOK),
 }

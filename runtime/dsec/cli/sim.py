@@ -1,4 +1,4 @@
-"""`dsec sim`: simulated nodes that join a real control plane."""
+"""`dsec sim`: simulated nodes that join a real control plane, and runs in virtual time."""
 
 import fcntl
 import re
@@ -13,6 +13,7 @@ import typer
 
 from dsec.cli.output import Column, Output, OutputOption, note, show_items
 from dsec.cli.sim_join import Given, directory, find, forget
+from dsec.cli.sim_run import run as run_
 
 if TYPE_CHECKING:
     from dsec.agent.simnodes import NodeReport, SimulatedNode
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Simulated parts, to see a large installation.", no_args_is_help=True)
 nodes = typer.Typer(help="Nodes that run nothing and take part in all else.", no_args_is_help=True)
 app.add_typer(nodes, name="nodes")
+app.command("run")(run_)
 
 PART = "simulated-nodes"
 WAIT_SECONDS = 90.0

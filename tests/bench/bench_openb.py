@@ -1,0 +1,185 @@
+"""How much of a GPU cluster placement fills: `make bench-openb DATA=folder`.
+
+Replays four lists of pods of the openb cluster trace (cluster-trace-gpu-v2023) over ten shuffles,
+by the placement of dsec, by random choice, by best fit and by fragmentation gradient descent. What
+each of them answered is replayed by a checker that knows none of them. `openb_protocol` says how.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import openb_ours
+import openb_rules
+from dsec.sim.trace import TraceError
+from openb_protocol import LISTS, Measured, arrivals, load, replay, typical
+from rich.console import Console
+from rich.progress import Progress
+
+RULES = ("random", "best-fit", "fgd", "ours")
+TARGETS = {"default": 96.2, "multigpu50": 97.7, "gpushare100": 88.3, "gpuspec33": 96.0}
+"""Least allocation in percent when 130 % has been asked for, in the median over the seeds."""
+TARGET_MARGIN = 0.5
+"""Least points above the gradient rule, in every list and with every seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run."""
+
+    data: Path
+    list: str
+    rule: str
+    seed: int
+
+
+def run(case: Case) -> tuple[Case, Measured, float]:
+    """Place one stream by one rule; return what a replay found, and the seconds of placing."""
+    machines, jobs = load(case.data, case.list)
+    stream = arrivals(jobs, 1000 * sum(one.gpus for one in machines), case.seed)
+    shapes = typical(jobs)
+    order = list(range(len(machines)))
+    Random(case.seed).shuffle(order)  # noqa: S311  a benchmark, no secret
+    cluster = openb_rules.Cluster(machines, order)
+    begin = time.perf_counter()
+    if case.rule == "ours":
+        answers = openb_ours.place_all(machines, stream, case.seed)
+    elif case.rule == "random":
+        answers = openb_rules.by_chance(cluster, stream, case.seed)
+    elif case.rule == "best-fit":
+        answers = openb_rules.run(cluster, stream, openb_rules.best_fit(cluster))
+    else:
+        answers = openb_rules.run(cluster, stream, openb_rules.gradient(cluster, shapes))
+    seconds = time.perf_counter() - begin
+    return case, replay(machines, stream, answers, shapes), seconds
+
+
+def run_all(cases: Sequence[Case], jobs: int) -> dict[Case, tuple[Measured, float]]:
+    """Run cases in that many processes and show how far it is, on stderr."""
+    found: dict[Case, tuple[Measured, float]] = {}
+    console = Console(stderr=True)
+    with ProcessPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as bar:
+        task = bar.add_task("runs", total=len(cases))
+        for done in as_completed([pool.submit(run, case) for case in cases]):
+            case, measured, seconds = done.result()
+            found[case] = measured, seconds
+            bar.advance(task)
+            if not console.is_terminal:
+                console.print(
+                    f"{len(found)}/{len(cases)} {case.list} {case.rule} seed {case.seed}: "
+                    f"{measured.at_130:.2f} % in {seconds:.1f} s"
+                )
+    return found
+
+
+def table(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
+    """Return lines for people: medians and ranges over the seeds."""
+    yield (
+        f"{'list':<12}{'rule':<10}{'allocated at 100 %':<24}{'allocated at 130 %':<24}"
+        f"{'fragments at 80 %':<20}{'refused':>8}{'of':>8}{'pods/s':>9}"
+    )
+    for name, rule in dict.fromkeys((case.list, case.rule) for case in found):
+        runs = [one for case, one in found.items() if (case.list, case.rule) == (name, rule)]
+        at_100, at_130 = [one.at_100 for one, _ in runs], [one.at_130 for one, _ in runs]
+        pods = sum(one.requests for one, _ in runs)
+        yield (
+            f"{name:<12}{rule:<10}{spread(at_100):<24}{spread(at_130):<24}"
+            f"{median(one.fragments_80 for one, _ in runs):<20.2f}"
+            f"{median(one.failed for one, _ in runs):>8.0f}"
+            f"{median(one.requests for one, _ in runs):>8.0f}"
+            f"{pods / sum(seconds for _, seconds in runs):>9.0f}"
+        )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return median (least - most)."""
+    return f"{median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
+
+
+def figures(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
+    """Return the lines for programs."""
+    ours = {(c.list, c.seed): one for c, (one, _) in found.items() if c.rule == "ours"}
+    fgd = {(c.list, c.seed): one for c, (one, _) in found.items() if c.rule == "fgd"}
+    default = [one for (name, _), one in ours.items() if name == "default"]
+    if default:
+        yield figure("allocation_default_100", [one.at_100 for one in default])
+        yield figure("fragmentation_default_80", [one.fragments_80 for one in default])
+    for name in dict.fromkeys(name for name, _ in ours):
+        values = [one.at_130 for (other, _), one in ours.items() if other == name]
+        yield figure(f"allocation_{name}_130", values, TARGETS[name])
+    margins = [ours[key].at_130 - fgd[key].at_130 for key in ours if key in fgd]
+    if margins:
+        least = min(margins)
+        yield (
+            f"FIGURE name=margin_over_fgd value={least:.3f} unit=points of=minimum "
+            f"runs={len(margins)} median={median(margins):.3f} target={TARGET_MARGIN} "
+            f"reached={'yes' if least >= TARGET_MARGIN else 'no'}"
+        )
+
+
+def figure(name: str, values: Sequence[float], target: float | None = None) -> str:
+    """Return one line: the median over the seeds, in percent of all GPUs."""
+    line = (
+        f"FIGURE name={name} value={median(values):.3f} unit=percent of=median "
+        f"runs={len(values)} min={min(values):.3f} max={max(values):.3f}"
+    )
+    if target is None:
+        return line
+    return f"{line} target={target} reached={'yes' if median(values) >= target else 'no'}"
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return numbers of "42-51" or "1,2,5"."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
+def names_of(allowed: tuple[str, ...], text: str) -> list[str]:
+    """Return names of a list, or raise ArgumentTypeError."""
+    names = text.split(",")
+    if wrong := [one for one in names if one not in allowed]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r}; allowed: {', '.join(allowed)}")
+    return names
+
+
+def main() -> int:
+    """Run and print; 1 where a placement was not allowed, 2 where the data cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="folder of the trace's CSV files")
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("42-51"), help="42-51, or 1,2")
+    parser.add_argument("--lists", type=lambda text: names_of(LISTS, text), default=list(LISTS))
+    parser.add_argument("--rules", type=lambda text: names_of(RULES, text), default=list(RULES))
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    given = parser.parse_args()
+    cases = [
+        Case(given.data, name, rule, seed)
+        for name in given.lists
+        for rule in given.rules
+        for seed in given.seeds
+    ]
+    try:
+        for name in given.lists:
+            load(given.data, name)
+    except (OSError, TraceError) as error:
+        print(f"{error}", file=sys.stderr)  # noqa: T201  a program's message
+        return 2
+    unordered = run_all(cases, max(1, given.jobs))
+    found = {case: unordered[case] for case in cases}
+    violations = sum(one.violations for one, _ in found.values())
+    requests = sum(one.requests for one, _ in found.values())
+    lines = [*table(found), *figures(found), f"CHECK violations={violations} requests={requests}"]
+    print("\n".join(lines))  # noqa: T201  the figures are the result
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

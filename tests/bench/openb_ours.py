@@ -1,0 +1,25 @@
+"""The placement of dsec on the openb trace: one request at a time, the mix learned on the way."""
+
+from collections.abc import Sequence
+
+from dsec.placement.engine import place
+from dsec.placement.mix import Mix
+from dsec.placement.view import ClusterView
+from dsec.sim.cluster import cards_of, node_of, request_of
+from dsec.sim.trace import Job, Machine
+from openb_protocol import Placement
+
+
+def place_all(machines: Sequence[Machine], stream: Sequence[Job], seed: int) -> list[Placement]:
+    """Return the placements of a stream; the seed goes into names, and so into the nodes' order."""
+    nodes = [node_of(machine, f"{seed}-") for machine in machines]
+    view, mix = ClusterView(nodes), Mix()
+    numbers = {node.name: index for index, node in enumerate(nodes)}
+    answers: list[Placement] = []
+    for index, job in enumerate(stream):
+        (decision,) = place(view, [request_of(job, f"pod-{index}")], mix=mix)
+        if decision.node:
+            answers.append((numbers[decision.node], cards_of(decision.devices)))
+        else:
+            answers.append((-1, ()))
+    return answers

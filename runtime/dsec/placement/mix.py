@@ -27,7 +27,7 @@ HALF_LIFE = 20_000
 DRIFT = 0.1
 """Tables are made anew when so much of a group's mix has moved (total variation distance)."""
 FIRST_CHECK = 16
-CHECK_EVERY = 1 / 8
+CHECK_EVERY = 1 / 2
 """Drift is looked at after so many more requests, as a part of those seen: building tables for a
 mix that is still being learned would only chase noise."""
 LONGEST_CHECK = 1024

@@ -13,6 +13,8 @@ import httpx2
 import pytest
 from cluster import ApiServer
 from control_plane import USER, Plane, control_plane, sandbox
+from dsec.api.config import Deletion
+from dsec_components.guard import KubernetesCluster, check
 
 pytestmark = pytest.mark.cluster
 
@@ -146,3 +148,25 @@ def test_a_killed_gateway_comes_back_with_the_same_view(plane: Plane) -> None:
             return {one["identity"]["id"] for one in listed} >= set(ids)
 
         plane.until("view", seen)
+
+
+def test_purge_ends_what_no_experiment_owns(plane: Plane) -> None:
+    """Last, for it deletes the tenant: the guard has a kubeconfig, and the controller ends all."""
+    with plane.client() as client:
+        ids = bind_all(plane, client, 10, "purge")
+        made = client.post("/v1/projects/lab/experiments", content=DOCUMENT)
+        assert made.status_code == 201, made.text
+        text = plane.apiserver.kubeconfig.read_text()
+        remarks = " ".join(check(KubernetesCluster(text), Deletion.PURGE, "dsec.other"))
+        assert "Purge ends sandboxes without an experiment: " in remarks
+        assert "Purge deletes 1 experiments: lab/pair" in remarks
+        assert "Nobody" not in remarks
+        left = plane.apiserver.kubectl("get", "experiments,tenants", "-A", "-o", "name").stdout
+        assert left == ""
+        nodes = client.get("/v1/nodes").json()["items"]
+        assert sum(node["status"]["live"] for node in nodes) == 0
+        for sandbox_id in ids:
+            end = client.get(f"/v1/projects/lab/sandboxes/{sandbox_id}").json()["end"]
+            assert end["reason"] == "stopped"
+            assert "are ended by purge" in end["message"]
+            assert end["archive"] == f"artifacts/lab/-/{sandbox_id}/"

@@ -59,8 +59,7 @@ def test_a_large_document_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) 
             text = document(60, 110)
             assert DOCUMENT_BYTES * 0.9 < len(text) < DOCUMENT_BYTES
             submit = asyncio.ensure_future(sim.client.post(f"{WHERE}?dryRun=true", content=text))
-            while not begun.is_set():
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(begun.wait, 20)
             assert (await sim.client.get("/v1/whoami")).status_code == 200
             answered.set()
             assert (await submit).status_code == 200

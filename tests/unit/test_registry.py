@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 from dsec.world.inprocess import Fault, InProcessNetwork
@@ -35,6 +36,36 @@ async def manifest(request: Request) -> Response:
     return Response(BODY, headers=headers)
 
 
+def plain(config: int, *layers: int) -> dict[str, Any]:
+    """Return a manifest of parts with these sizes."""
+    return {"config": {"size": config}, "layers": [{"size": size} for size in layers]}
+
+
+AMD, ARM, BILL = (f"sha256:{digit * 64}" for digit in "abc")
+SIZES: dict[str, Any] = {
+    "sized/1": plain(10, 500, 90),
+    "machines/1": {
+        "manifests": [
+            {"digest": AMD, "platform": {"os": "linux", "architecture": "amd64"}},
+            {"digest": ARM, "platform": {"os": "linux", "architecture": "arm64"}},
+            {"digest": BILL, "platform": {"os": "unknown", "architecture": "unknown"}},
+        ]
+    },
+    f"machines/{AMD}": plain(1, 100),
+    f"machines/{ARM}": plain(1, 200),
+    f"machines/{BILL}": plain(1, 9000),
+    "torn/1": {"manifests": [{"size": 1}]},
+    "list/1": ["no", "manifest"],
+}
+
+
+async def sized(request: Request) -> Response:
+    """Answer with the manifest of a name and a tag or digest."""
+    name, tag = request.path_params["name"], request.path_params["tag"]
+    found = SIZES.get(f"{name}/{tag}")
+    return JSONResponse(found) if found is not None else JSONResponse({}, 404)
+
+
 async def token(request: Request) -> Response:
     """Give an anonymous token."""
     assert dict(request.query_params) == {"service": "hub", "scope": "pull"}
@@ -50,6 +81,9 @@ def routes() -> MutableMapping[str, ASGIApp]:
         "https://registry.example": served,
         "http://10.0.0.1:5000": served,
         "https://tokens.example": tokens,
+        "https://sizes.example": Starlette(
+            routes=[Route("/v2/{name}/manifests/{tag}", sized, methods=["GET"])]
+        ),
     }
 
 
@@ -120,3 +154,20 @@ async def test_a_lost_answer_is_away(routes: MutableMapping[str, ASGIApp]) -> No
     network = InProcessNetwork(routes, fault=lambda _: Fault.LOSE_REPLY)
     with pytest.raises(RegistryAwayError, match="does not answer"):
         await HttpRegistry(network).digest("registry.example/base:1")
+
+
+@pytest.mark.parametrize(("name", "size"), [("sized", 600), ("machines", 201)])
+async def test_the_size_of_an_image(registry: HttpRegistry, name: str, size: int) -> None:
+    """All parts of a manifest; of several machines the largest, and never what is no image."""
+    assert await registry.size(f"sizes.example/{name}:1") == size
+    if name == "machines":
+        assert await registry.size(f"sizes.example/{name}@{AMD}") == 101
+
+
+async def test_no_size(registry: HttpRegistry) -> None:
+    """What is not there is unknown; what is no manifest tells nothing."""
+    with pytest.raises(ImageUnknownError, match=r"has no sizes\.example/absent:1"):
+        await registry.size("sizes.example/absent:1")
+    for name in ("torn", "list"):
+        with pytest.raises(RegistryAwayError, match="told no manifest"):
+            await registry.size(f"sizes.example/{name}:1")

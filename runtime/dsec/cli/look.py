@@ -84,6 +84,12 @@ def _ready(record: dict[str, Any]) -> str:
     return condition(record, "Ready").get("status") or "Unknown"
 
 
+def _beaten(status: Any) -> str | None:
+    """Return how long ago a live sandbox last beat."""
+    last = None if status.end else status.last_heartbeat
+    return last and age(last.isoformat())
+
+
 _NAME: Column = ("NAME", _at("metadata", "name"))
 _AGE: Column = ("AGE", lambda record: age(_at("metadata", "creationTimestamp")(record)))
 
@@ -105,6 +111,7 @@ _SANDBOXES: list[Column] = [
     ("STATE", lambda status: status.state.value),
     ("REASON", lambda status: status.end and reason_of(status)),
     ("NODE", lambda status: status.node),
+    ("HEARTBEAT", _beaten),
 ]
 _NODES: list[Column] = [
     _NAME,

@@ -32,6 +32,8 @@ BIT = {mode: 1 << number for mode, number in NUMBER.items()}
 EXCLUSIVE = frozenset({NUMBER[GpuMode.WHOLE], NUMBER[GpuMode.PASSTHROUGH]})
 SLICED = NUMBER[GpuMode.MIG]
 SHARING = BIT[GpuMode.SHARES] | BIT[GpuMode.MPS]
+_WHOLE_BIT, _PASSTHROUGH_BIT = BIT[GpuMode.WHOLE], BIT[GpuMode.PASSTHROUGH]
+_SLICED_BIT = BIT[GpuMode.MIG]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,11 @@ class Card(IntEnum):
     """Most clients: the card's own, or the least that a client's profile allows."""
 
 
+# list indices in the hot path: plain numbers are quicker than members of an enumeration
+_MILLI, _MEMORY, _OPEN, _COUNT = int(Card.MILLI), int(Card.MEMORY), int(Card.OPEN), int(Card.COUNT)
+_MODE, _SLICES, _LIMIT = int(Card.MODE), int(Card.SLICES), int(Card.CLIENT_LIMIT)
+
+
 class Claim(NamedTuple):
     """What one sandbox holds of one card."""
 
@@ -200,25 +207,24 @@ def idle(card: Accelerator) -> CardState:
 
 
 def take(state: CardState, card: Accelerator, claim: Claim) -> None:
-    """Book a claim on a card, in place."""
-    state[Card.COUNT] += 1
-    state[Card.MODE] = claim.mode
-    if claim.mode in EXCLUSIVE:
-        state[Card.MILLI] = state[Card.MEMORY] = state[Card.OPEN] = 0
-    elif claim.mode == SLICED:
-        state[Card.MILLI] = state[Card.MEMORY] = 0
-        state[Card.SLICES] |= claim.slices
+    """Book a claim on a card, in place. A mode that is closed stays closed: so do all others."""
+    state[_COUNT] += 1
+    state[_MODE] = mode = claim.mode
+    if mode in EXCLUSIVE:
+        state[_MILLI] = state[_MEMORY] = state[_OPEN] = 0
+    elif mode == SLICED:
+        state[_MILLI] = state[_MEMORY] = 0
+        state[_SLICES] |= claim.slices
         room = card.slicing is not None and any(
-            place_slice(card.slicing, one.name, state[Card.SLICES]) for one in card.slicing.profiles
+            place_slice(card.slicing, one.name, state[_SLICES]) for one in card.slicing.profiles
         )
-        state[Card.OPEN] = card.support & (1 << SLICED) if room else 0
+        state[_OPEN] = state[_OPEN] & 1 << SLICED if room else 0
     else:
-        state[Card.MILLI] -= claim.milli
-        state[Card.MEMORY] -= claim.memory
-        if claim.limit:
-            state[Card.CLIENT_LIMIT] = min(state[Card.CLIENT_LIMIT], claim.limit)
-        open_ = state[Card.COUNT] < state[Card.CLIENT_LIMIT]
-        state[Card.OPEN] = card.support & (1 << claim.mode) if open_ else 0
+        state[_MILLI] -= claim.milli
+        state[_MEMORY] -= claim.memory
+        if claim.limit and claim.limit < state[_LIMIT]:
+            state[_LIMIT] = claim.limit
+        state[_OPEN] = state[_OPEN] & 1 << mode if state[_COUNT] < state[_LIMIT] else 0
 
 
 @lru_cache(maxsize=4096)
@@ -273,13 +279,15 @@ def summary(states: Sequence[CardState]) -> tuple[int, int, int, int]:
     """Return the columns WHOLE, PASSTHROUGH, SHARE and SLICES of a node."""
     whole = passed = share = slices = 0
     for state in states:
-        open_ = state[Card.OPEN]
-        if open_ & BIT[GpuMode.WHOLE]:
+        open_ = state[_OPEN]
+        if not open_:
+            continue
+        if open_ & _WHOLE_BIT:
             whole += 1
-        if open_ & BIT[GpuMode.PASSTHROUGH]:
+        if open_ & _PASSTHROUGH_BIT:
             passed += 1
-        if open_ & SHARING and state[Card.MILLI] > share:
-            share = state[Card.MILLI]
-        if open_ & BIT[GpuMode.MIG]:
+        if open_ & SHARING and state[_MILLI] > share:
+            share = state[_MILLI]
+        if open_ & _SLICED_BIT:
             slices += 1
     return whole, passed, share, slices

@@ -1,10 +1,11 @@
 """Which cards of a node a request gets: for arrays of candidates, and for one node by itself.
 
 Both give the same cost to the last bit. A share goes to the card where it strands least, slices to
-cards that are cut already, whole cards are taken in their order.
+cards that are cut already, whole cards are taken in their order. There is a chooser for each way in
+which cards are given; `chooser_for` returns the one for a class of requests.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from dsec.placement.accelerators import (
     EXCLUSIVE,
     SLICED,
-    Accelerator,
     Card,
     Claim,
     Slicing,
@@ -27,13 +27,16 @@ from dsec.placement.stranding import NEVER, WHOLE, Floats, Ints
 from dsec.placement.view import ClusterView, Scratch
 
 Flags = NDArray[np.bool_]
+_MILLI, _MEMORY, _OPEN = int(Card.MILLI), int(Card.MEMORY), int(Card.OPEN)
+_COUNT, _SLICES = int(Card.COUNT), int(Card.SLICES)
+_MASKS = 256
 
 
 @lru_cache(maxsize=256)
 def slices_left(slicing: Slicing, name: str) -> Ints:
     """Return how many slices of a profile still fit, by mask of occupied units (8 bits)."""
-    found = np.zeros(256, dtype=np.int64)
-    for occupied in range(256):
+    found = np.zeros(_MASKS, dtype=np.int64)
+    for occupied in range(_MASKS):
         mask, count = occupied, 0
         while place := place_slice(slicing, name, mask):
             mask |= place
@@ -42,22 +45,21 @@ def slices_left(slicing: Slicing, name: str) -> Ints:
     return found
 
 
-class CardChooser:
-    """Cards for one class of requests."""
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The cards of one node for one request, and what it does to the node."""
 
-    __slots__ = (
-        "_asked",
-        "_bit",
-        "_claims",
-        "_kind",
-        "_memory",
-        "_milli",
-        "_potential",
-        "_suits",
-        "_view",
-        "_weight",
-        "uniform",
-    )
+    claims: tuple[Claim, ...]
+    change: float
+    """Of the sum of V over the cards."""
+    taken: int
+    """Milli that are no longer free."""
+    extra: float = 0.0
+    """Cost beyond stranding."""
+
+
+class Chooser:
+    """Cards for one class of requests. Subclasses say how they are found and what V changes by."""
 
     def __init__(
         self,
@@ -67,215 +69,280 @@ class CardChooser:
         static: StaticClass,
         asked: Asked,
     ) -> None:
-        self._view, self._potential, self._asked = view, potential, asked
-        self._weight = derived.weights.slicing
-        self._bit = 1 << asked.mode
-        self._kind = derived.kind
-        self._suits = static.suits
+        self.view, self.potential, self.asked = view, potential, asked
+        self.derived, self.static = derived, static
+        self.bit = 1 << asked.mode
         self._claims: dict[tuple[int, int], Claim] = {}
-        kinds = [derived.kinds[number] for number in static.kinds]
-        self._milli: int | Ints = 0
-        self._memory: int | Ints = 0
-        if asked.mode not in EXCLUSIVE and asked.mode != SLICED:
-            self._milli, self._memory = self._shapes(derived, static, kinds)
-        elif asked.mode == SLICED:
-            table = np.zeros((len(derived.kinds), 256), dtype=np.int64)
-            for number, card in zip(static.kinds, kinds, strict=True):
-                if card.slicing is not None:
-                    table[number] = slices_left(card.slicing, asked.profile)
-            self._milli = table
-        self.uniform = isinstance(self._milli, int)
 
-    def _shapes(
-        self, derived: Derived, static: StaticClass, kinds: Sequence[Accelerator]
-    ) -> tuple[int | Ints, int | Ints]:
-        """Return milli and bytes per client: one figure, or one for each kind of card."""
-        claims = [claim_of(self._asked, card) for card in kinds]
-        millis = {claim.milli for claim in claims} or {WHOLE + 1}
-        memories = {min(claim.memory, LIMIT) for claim in claims} or {0}
-        if len(millis) == 1 and len(memories) == 1:
-            return millis.pop(), memories.pop()
-        milli = np.full(len(derived.kinds), WHOLE + 1, dtype=np.int64)
-        memory = np.zeros(len(derived.kinds), dtype=np.int64)
-        for number, claim in zip(static.kinds, claims, strict=True):
-            milli[number] = min(claim.milli, WHOLE + 1)
-            memory[number] = min(claim.memory, LIMIT)
-        return milli, memory
+    def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
+        """Return (rows with enough cards, their cost); `cpu` is what each row would have left."""
+        raise NotImplementedError
 
-    # -- arrays of candidates -------------------------------------------------------------------
+    def pick(self, scratch: Scratch) -> Pick | None:
+        """Return the cards on one node, or None where they do not suffice."""
+        raise NotImplementedError
 
-    def open(self, rows: Ints) -> tuple[Flags, Ints]:
-        """Return (row has enough, what each card offers) of candidates.
+    def cost_of(self, rows: Ints, cpu: Ints, change: Floats, taken: Ints | int) -> Floats:
+        """Return what placing strands: V and H afterwards less V and H before."""
+        p = self.potential
+        usable = p.usable[rows]
+        usable -= taken
+        usable -= change
+        np.maximum(usable, 0.0, out=usable)
+        cost = p.surface.read(p.group[rows], cpu, usable)
+        cost += change
+        cost -= p.stranded[rows]
+        return cost
 
-        Offers: for clients 1 where the card takes one; for slices how many fit; for whole cards 1.
-        """
-        cards = self._view.cards
-        ok = (cards[Card.OPEN][rows] & self._bit) != 0
-        if self._suits is not None:
-            ok &= self._suits[rows]
-        if self._asked.mode == SLICED:
-            table = np.asarray(self._milli)
-            offers = np.where(ok, table[self._kind[rows], cards[Card.SLICES][rows]], 0)
-            return offers.sum(axis=1) >= self._asked.gpus, offers
-        if self._asked.mode not in EXCLUSIVE:
-            milli, memory = self._milli, self._memory
-            if isinstance(milli, np.ndarray):
-                milli = milli[self._kind[rows]]
-            if isinstance(memory, np.ndarray):
-                memory = memory[self._kind[rows]]
-            ok &= cards[Card.MILLI][rows] >= milli
-            ok &= cards[Card.MEMORY][rows] >= memory
-            if self._asked.gpu_clients:
-                ok &= cards[Card.COUNT][rows] < self._asked.gpu_clients
-        if self._asked.gpus == 1:
-            return ok.any(axis=1), ok
-        return ok.sum(axis=1) >= self._asked.gpus, ok
-
-    def costs(self, rows: Ints, offers: Ints | Flags, cpu: Ints) -> Floats:
-        """Return the stranding cost of candidates; `cpu` is what they would have left."""
-        p, gpus = self._potential, self._asked.gpus
-        group = p.group[rows]
-        usable, stranded = p.usable[rows], p.stranded[rows]
-        if self._asked.mode in EXCLUSIVE:
-            change = -gpus * p.tables.card_values[p.bases[rows] + WHOLE]
-            after = np.maximum(usable - gpus * WHOLE - change, 0.0)
-            return np.asarray(change + p.tables.strand(group, cpu, after) - stranded)
-        if self._asked.mode == SLICED:
-            cut = (self._view.cards[Card.SLICES][rows] != 0) & (offers > 0)
-            lacking = np.maximum(gpus - np.where(cut, offers, 0).sum(axis=1), 0)
-            new = -(-lacking // np.maximum(np.where(cut, 0, offers).max(axis=1), 1))
-            change = -new * p.tables.card_values[p.bases[rows] + WHOLE]
-            after = np.maximum(usable - new * WHOLE - change, 0.0)
-            return np.asarray(
-                new * self._weight + (change + p.tables.strand(group, cpu, after) - stranded)
-            )
-        codes = p.codes[rows]
-        milli = self._milli
-        if isinstance(milli, np.ndarray):
-            milli = np.where(offers, milli[self._kind[rows]], 0)
-            values = p.tables.card_values
-            each = np.where(offers, values[codes - milli] - values[codes], NEVER)
-        else:
-            each = np.where(offers, p.tables.deltas(milli)[codes], NEVER)
-        taken: Ints | int
-        if gpus == 1 and isinstance(milli, int):
-            best, taken = each.min(axis=1), milli
-        else:
-            card = each.argsort(axis=1, kind="stable")[:, :gpus]
-            best = np.take_along_axis(each, card, axis=1).sum(axis=1)
-            if isinstance(milli, int):
-                taken = milli * gpus
-            else:
-                taken = np.take_along_axis(milli, card, axis=1).sum(axis=1)
-        after = np.maximum(usable - taken - best, 0.0)
-        return np.asarray(best + p.tables.strand(group, cpu, after) - stranded)
-
-    # -- one node -------------------------------------------------------------------------------
-
-    def one(self, scratch: Scratch, cpu: int) -> tuple[float, tuple[Claim, ...]] | None:
-        """Return (stranding cost, claims) on one node, or None where its cards do not suffice."""
-        asked, p = self._asked, self._potential
-        group = p.plain_groups[scratch.profile]
-        codes = p.codes_of(scratch)
-        before = max(scratch.columns[6], 0)
-        usable, stranded = p.tables.state_of(group, before, codes)
-        full = p.tables.card_list[group * (WHOLE + 1) + WHOLE]
-        cost = 0.0
-        if asked.mode in EXCLUSIVE:
-            claims = self._whole(scratch)
-            if claims is None:
-                return None
-            change = -asked.gpus * full
-            after = max(usable - asked.gpus * WHOLE - change, 0.0)
-        elif asked.mode == SLICED:
-            sliced = self._slices(scratch)
-            if sliced is None:
-                return None
-            claims, new = sliced
-            change = -new * full
-            after = max(usable - new * WHOLE - change, 0.0)
-            cost = new * self._weight
-        else:
-            shared = self._clients(scratch, codes)
-            if shared is None:
-                return None
-            claims, change, taken = shared
-            after = max(usable - taken - change, 0.0)
-        return cost + (change + p.tables.strand_of(group, cpu, after) - stranded), claims
-
-    def _suiting(self, scratch: Scratch) -> list[int]:
-        """Return the numbers of the cards that are open to the mode and of the right kind."""
-        bit = self._bit
-        found = [n for n, state in enumerate(scratch.cards) if state[Card.OPEN] & bit]
-        if self._suits is not None:
-            suits = self._suits[scratch.row].tolist()
+    def suiting(self, scratch: Scratch) -> list[int]:
+        """Return the numbers of the cards of a node that are open to the mode and will do."""
+        bit = self.bit
+        found = [n for n, state in enumerate(scratch.cards) if state[_OPEN] & bit]
+        if self.static.suits is not None:
+            suits = self.static.suits[scratch.row].tolist()
             found = [number for number in found if suits[number]]
         return found
 
-    def _claim(self, scratch: Scratch, number: int, slices: int = 0) -> Claim:
+    def open(self, rows: Ints) -> Flags:
+        """Return the same for rows: [row, card]."""
+        ok: Flags = (self.view.cards[_OPEN][rows] & self.bit) != 0
+        if self.static.suits is not None:
+            ok &= self.static.suits[rows]
+        return ok
+
+    def claim(self, scratch: Scratch, number: int) -> Claim:
+        """Return what a card of a node is claimed for; the same for every request of the class."""
         key = (scratch.row, number)
         found = self._claims.get(key)
-        if found is None or slices:
-            found = claim_of(self._asked, scratch.node.devices[number], slices)
-            self._claims[key] = found
+        if found is None:
+            found = self._claims[key] = claim_of(self.asked, scratch.node.devices[number])
         return found
 
-    def _whole(self, scratch: Scratch) -> tuple[Claim, ...] | None:
-        gpus = self._asked.gpus
-        found = self._suiting(scratch)
+
+class WholeChooser(Chooser):
+    """Cards that are given whole or passed through."""
+
+    def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
+        """Return (rows with enough cards, their cost)."""
+        gpus = self.asked.gpus
+        if self.static.suits is not None:
+            # the column counts all idle cards; only some of them will do
+            enough = self.open(rows).sum(axis=1) >= gpus
+            rows, cpu = rows[enough], cpu[enough]
+        p = self.potential
+        change = p.tables.card_values[p.bases[rows] + WHOLE]
+        change *= -gpus
+        return rows, self.cost_of(rows, cpu, change, gpus * WHOLE)
+
+    def pick(self, scratch: Scratch) -> Pick | None:
+        """Return the first cards, of one model where that can be (SCHED-11)."""
+        gpus = self.asked.gpus
+        found = self.suiting(scratch)
         if len(found) < gpus:
             return None
-        devices = scratch.node.devices
-        models = {devices[number].model for number in found}
-        if gpus > 1 and len(models) > 1:
-            # one model where it can be (SCHED-11): the one of which fewest would be left
-            counts = {
-                model: sum(devices[number].model == model for number in found) for model in models
-            }
-            enough = sorted((n, model) for model, n in counts.items() if n >= gpus)
-            if enough:
-                found = [number for number in found if devices[number].model == enough[0][1]]
-        return tuple([self._claim(scratch, number) for number in found[:gpus]])
+        if gpus > 1:
+            found = _of_one_model(scratch, found, gpus)
+        p = self.potential
+        change = -gpus * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
+        claims = tuple([self.claim(scratch, number) for number in found[:gpus]])
+        return Pick(claims, change, gpus * WHOLE)
 
-    def _clients(
-        self, scratch: Scratch, codes: list[int]
-    ) -> tuple[tuple[Claim, ...], float, int] | None:
-        values = self._potential.tables.card_list
-        limit, gpus = self._asked.gpu_clients, self._asked.gpus
+
+def _of_one_model(scratch: Scratch, found: list[int], gpus: int) -> list[int]:
+    """Return the cards of the model of which fewest would be left, or all where none suffices."""
+    devices = scratch.node.devices
+    counts: dict[str, int] = {}
+    for number in found:
+        counts[devices[number].model] = counts.get(devices[number].model, 0) + 1
+    enough = sorted((count, model) for model, count in counts.items() if count >= gpus)
+    if len(counts) < 2 or not enough:  # noqa: PLR2004  one model is no choice
+        return found
+    return [number for number in found if devices[number].model == enough[0][1]]
+
+
+class ClientChooser(Chooser):
+    """Parts of cards: shares and clients of MPS."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        derived: Derived,
+        potential: Potential,
+        static: StaticClass,
+        asked: Asked,
+    ) -> None:
+        super().__init__(view, derived, potential, static, asked)
+        self._codes = potential.codes_for(view, self.bit)
+        shapes = {number: self._shape(number) for number in static.kinds}
+        millis = {milli for milli, _ in shapes.values()} or {WHOLE + 1}
+        memories = {memory for _, memory in shapes.values()} or {0}
+        self._milli: int | Ints = millis.pop() if len(millis) == 1 else self._by_kind(shapes, 0)
+        self._memory: int | Ints = (
+            memories.pop() if len(memories) == 1 else self._by_kind(shapes, 1)
+        )
+
+    def _shape(self, kind: int) -> tuple[int, int]:
+        """Return (milli, bytes) of a client on a card of a kind, never beyond what arrays hold."""
+        claim = claim_of(self.asked, self.derived.kinds[kind])
+        return min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT)
+
+    def _by_kind(self, shapes: dict[int, tuple[int, int]], which: int) -> Ints:
+        found = np.zeros(len(self.derived.kinds), dtype=np.int64)
+        for number, shape in shapes.items():
+            found[number] = shape[which]
+        return found
+
+    def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
+        """Return (rows with enough cards, their cost)."""
+        gpus, milli = self.asked.gpus, self._milli
+        codes = self._codes[rows]
+        if isinstance(milli, int):
+            each = self._deltas(milli)[codes]
+        else:
+            milli = milli[self.derived.kind[rows]]
+            values, base = self.potential.tables.card_values, self.potential.bases[rows][:, None]
+            fits = codes - milli >= base
+            each = np.where(fits, values[np.where(fits, codes - milli, 0)] - values[codes], NEVER)
+        self._rule_out(rows, each)
+        if gpus == 1 and isinstance(milli, int):
+            change, taken = each.min(axis=1), milli
+        else:
+            cards = each.argsort(axis=1, kind="stable")[:, :gpus]
+            change = np.take_along_axis(each, cards, axis=1).sum(axis=1)
+            if isinstance(milli, int):
+                taken = milli * gpus
+            else:
+                taken = np.take_along_axis(milli, cards, axis=1).sum(axis=1)
+            if cards.shape[1] < gpus:
+                change[:] = NEVER
+        enough = change < NEVER / 2
+        if not enough.all():
+            rows, cpu, change = rows[enough], cpu[enough], change[enough]
+            taken = taken if isinstance(taken, int) else taken[enough]
+        return rows, self.cost_of(rows, cpu, change, taken)
+
+    def _deltas(self, milli: int) -> Floats:
+        if milli > WHOLE:
+            return np.full(len(self.potential.tables.card_values), NEVER)
+        return self.potential.tables.deltas(milli)
+
+    def _rule_out(self, rows: Ints, each: Floats) -> None:
+        """Mark the cards that lack memory, have their most clients, or are of another make."""
+        cards, memory = self.view.cards, self._memory
+        if isinstance(memory, np.ndarray):
+            memory = memory[self.derived.kind[rows]]
+            each[cards[_MEMORY][rows] < memory] = NEVER
+        elif memory:
+            each[cards[_MEMORY][rows] < memory] = NEVER
+        if self.asked.gpu_clients:
+            each[cards[_COUNT][rows] >= self.asked.gpu_clients] = NEVER
+        if self.static.suits is not None:
+            each[~self.static.suits[rows]] = NEVER
+
+    def pick(self, scratch: Scratch) -> Pick | None:
+        """Return the cards where it strands least, the first of equals."""
+        p = self.potential
+        values, base = p.tables.card_list, p.bases_of_profile[scratch.profile]
+        limit, gpus = self.asked.gpu_clients, self.asked.gpus
         found: list[tuple[float, int]] = []
-        for number in self._suiting(scratch):
-            state, claim = scratch.cards[number], self._claim(scratch, number)
-            if state[Card.MILLI] < claim.milli or state[Card.MEMORY] < claim.memory:
+        for number in self.suiting(scratch):
+            state, claim = scratch.cards[number], self.claim(scratch, number)
+            milli, asked = state[_MILLI], claim.milli
+            if milli < asked or state[_MEMORY] < claim.memory:
                 continue
-            if limit and state[Card.COUNT] >= limit:
+            if limit and state[_COUNT] >= limit:
                 continue
-            code = codes[number]
-            found.append((values[code - claim.milli] - values[code], number))
+            code = base + milli
+            found.append((values[code - asked] - values[code], number))
         if len(found) < gpus:
             return None
-        chosen = [min(found)] if gpus == 1 else sorted(found)[:gpus]
-        claims = tuple([self._claim(scratch, number) for _, number in chosen])
-        change = sum([cost for cost, _ in chosen])
-        return claims, change, sum([claim.milli for claim in claims])
+        if gpus == 1:
+            change, number = min(found)
+            claim = self.claim(scratch, number)
+            return Pick((claim,), change, claim.milli)
+        found.sort()
+        claims = tuple([self.claim(scratch, number) for _, number in found[:gpus]])
+        change = sum([one for one, _ in found[:gpus]])
+        return Pick(claims, change, sum([claim.milli for claim in claims]))
 
-    def _slices(self, scratch: Scratch) -> tuple[tuple[Claim, ...], int] | None:
-        asked = self._asked
-        masks = {n: scratch.cards[n][Card.SLICES] for n in self._suiting(scratch)}
+
+class SliceChooser(Chooser):
+    """Slices of cards that can be cut."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        derived: Derived,
+        potential: Potential,
+        static: StaticClass,
+        asked: Asked,
+    ) -> None:
+        super().__init__(view, derived, potential, static, asked)
+        self._left = np.zeros((len(derived.kinds), _MASKS), dtype=np.int64)
+        for number in static.kinds:
+            slicing = derived.kinds[number].slicing
+            if slicing is not None:
+                self._left[number] = slices_left(slicing, asked.profile)
+
+    def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
+        """Return (rows with enough room for slices, their cost)."""
+        gpus = self.asked.gpus
+        masks = self.view.cards[_SLICES][rows]
+        left = np.where(self.open(rows), self._left[self.derived.kind[rows], masks], 0)
+        enough = left.sum(axis=1) >= gpus
+        if not enough.all():
+            rows, cpu, masks, left = rows[enough], cpu[enough], masks[enough], left[enough]
+        cut = masks != 0
+        lacking = np.maximum(gpus - np.where(cut, left, 0).sum(axis=1), 0)
+        new = -(-lacking // np.maximum(np.where(cut, 0, left).max(axis=1, initial=0), 1))
+        p = self.potential
+        change = -new * p.tables.card_values[p.bases[rows] + WHOLE]
+        cost = self.cost_of(rows, cpu, change, new * WHOLE)
+        return rows, cost + new * self.derived.weights.slicing
+
+    def pick(self, scratch: Scratch) -> Pick | None:
+        """Return slices on cards that are cut already, the fullest first, else on idle ones."""
+        asked, devices = self.asked, scratch.node.devices
+        masks = {n: scratch.cards[n][_SLICES] for n in self.suiting(scratch)}
         was = dict(masks)
         claims: list[Claim] = []
         for _ in range(asked.gpus):
             best: tuple[bool, int, int, int] | None = None
             for number, mask in masks.items():
-                slicing = scratch.node.devices[number].slicing
+                slicing = devices[number].slicing
                 place = place_slice(slicing, asked.profile, mask) if slicing else 0
                 if slicing is not None and place:
-                    left = int(slices_left(slicing, asked.profile)[mask])
+                    left = slices_left(slicing, asked.profile).item(mask)
                     option = (not mask, left, number, place)
                     if best is None or option < best:
                         best = option
             if best is None:
                 return None
             masks[best[2]] |= best[3]
-            claims.append(self._claim(scratch, best[2], best[3]))
-        new = sum(1 for number, mask in masks.items() if mask and not was[number])
-        return tuple(claims), new
+            claims.append(claim_of(asked, devices[best[2]], best[3]))
+        # as `candidates` counts them: the cards that are cut already are filled first
+        on_cut = sum(self._left_on(scratch, number, was[number]) for number in was if was[number])
+        most = max(
+            (self._left_on(scratch, number, 0) for number in was if not was[number]), default=0
+        )
+        new = -(-max(asked.gpus - on_cut, 0) // max(most, 1))
+        p = self.potential
+        change = -new * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
+        return Pick(tuple(claims), change, new * WHOLE, new * self.derived.weights.slicing)
+
+    def _left_on(self, scratch: Scratch, number: int, mask: int) -> int:
+        slicing = scratch.node.devices[number].slicing
+        return slices_left(slicing, self.asked.profile).item(mask) if slicing else 0
+
+
+def chooser_for(
+    view: ClusterView, derived: Derived, potential: Potential, static: StaticClass, asked: Asked
+) -> Chooser | None:
+    """Return the chooser for a class of requests; None where it asks for no cards."""
+    if not asked.mode:
+        return None
+    if asked.mode in EXCLUSIVE:
+        return WholeChooser(view, derived, potential, static, asked)
+    if asked.mode == SLICED:
+        return SliceChooser(view, derived, potential, static, asked)
+    return ClientChooser(view, derived, potential, static, asked)

@@ -45,7 +45,8 @@ class StaticClass:
     """[row, card] where only some cards of a node will do."""
     kinds: tuple[int, ...]
     """Kinds of cards on rows that may take it."""
-    eligible: int
+    depth: int = 0
+    """Rows that the last search had to look at: a hint for the next."""
 
 
 class Derived:
@@ -84,7 +85,9 @@ class Derived:
         if self.generation != view.generation:
             self._follow(view)
             self.potential = None
-        groups = self.potential.plain_groups if self.potential else groups_of(view.profiles, mix)
+        groups = (
+            self.potential.group_of_profile if self.potential else groups_of(view.profiles, mix)
+        )
         tables = mix.tables() if mix is not None else UNLEARNED
         if self.potential is None or self.potential.tables is not tables:
             # another mix numbers its groups by itself
@@ -164,15 +167,13 @@ class Derived:
                 [local_cost(node, request, asked, self.weights) for node in view.described]
             )
         rows: Ints | None = None
-        eligible = int(mask.sum())
         if base is not self.order:
             rows = np.argsort(base, kind="stable")
             rows = rows[mask[rows]]
-        elif eligible < len(mask):
+        elif not mask.all():
             rows = np.flatnonzero(mask)
-        return StaticClass(
-            rows, base, self._suits(view, request, asked, verdicts), self._kinds(verdicts), eligible
-        )
+        suits = self._suits(view, request, asked, verdicts)
+        return StaticClass(rows, base, suits, self._kinds(verdicts))
 
     def _kinds(self, verdicts: Verdicts) -> tuple[int, ...]:
         found = {

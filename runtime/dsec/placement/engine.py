@@ -8,11 +8,12 @@ requests one at a time.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
+from functools import partial
 
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import Asked, mistakes
 from dsec.placement.derived import derived_of
+from dsec.placement.gangs import CLASS, pack, place_unit
 from dsec.placement.mix import Demand, Mix
 from dsec.placement.refusal import Refusal
 from dsec.placement.refusing import refusals
@@ -20,10 +21,9 @@ from dsec.placement.request import Decision, Request
 from dsec.placement.scores import Weights
 from dsec.placement.search import Search
 from dsec.placement.stranding import WHOLE
-from dsec.placement.view import ClusterView
+from dsec.placement.view import ClusterView, Ints
 
 DEFAULT_WEIGHTS = Weights()
-_CLASS = attrgetter(*(name for name in Request.__slots__ if name != "id"))
 
 
 def place(
@@ -42,63 +42,76 @@ def place(
     nodes' costs. Gangs take the place of their first member and are placed whole or not at all.
     """
     decisions: list[Decision | None] = [None] * len(requests)
-    gangs: dict[str, list[int]] = {}
+    units: dict[str, list[int]] = {}
     for position, request in enumerate(requests):
         if request.gang:
-            gangs.setdefault(request.gang, []).append(position)
-    position = 0
-    while position < len(requests):
-        request = requests[position]
+            units.setdefault(request.gang_group or request.gang, []).append(position)
+    one_class = partial(place_class, view, mix=mix, weights=weights, record=record)
+    for position, request in enumerate(requests):
         if decisions[position] is not None:
-            position += 1
             continue
         if request.gang:
-            members = gangs[request.gang]
-            found = _gang(
-                view, [requests[one] for one in members], mix=mix, weights=weights, learn=learn
-            )
-            for member, decision in zip(members, found, strict=True):
-                decisions[member] = decision
-            position += 1
-            continue
-        end = position + 1
-        if end < len(requests):
-            own = _CLASS(request)
-            while end < len(requests) and _CLASS(requests[end]) == own:
-                end += 1
-        found = place_class(
-            view, requests[position:end], mix=mix, weights=weights, record=record, learn=learn
+            chosen: Sequence[int] = units[request.gang_group or request.gang]
+        else:
+            chosen = range(position, _end(requests, position))
+        members = [requests[one] for one in chosen]
+        # the first of a group goes where it is best alone; the others come to it
+        packed = request.near and (
+            len(members) > 1 or request.required_level or view.group(request.near)
         )
-        decisions[position:end] = found
-        position = end
+        if not request.gang and not packed:
+            found = one_class(members, learn=learn)
+        else:
+            # several places may be tried for a unit, and it is asked for once
+            for one in members if learn else ():
+                _observe(mix, one, Asked.of(one), 1)
+            unit = place_unit if request.gang else pack
+            found = unit(view, members, partial(one_class, learn=False))
+        for at, decision in zip(chosen, found, strict=True):
+            decisions[at] = decision
     return [decision for decision in decisions if decision is not None]
+
+
+def _end(requests: Sequence[Request], start: int) -> int:
+    """Return the end of the stretch of equal requests without a gang that begins at `start`."""
+    end = start + 1
+    if end < len(requests):
+        own = CLASS(requests[start])
+        while end < len(requests) and CLASS(requests[end]) == own:
+            end += 1
+    return end
 
 
 def place_class(
     view: ClusterView,
     members: Sequence[Request],
+    rows: Ints | None = None,
     *,
     mix: Mix | None = None,
     weights: Weights = DEFAULT_WEIGHTS,
     record: bool = False,
     learn: bool = True,
+    explain: bool = True,
 ) -> list[Decision]:
-    """Place requests that differ in nothing but their ids; whoever finds no room is refused."""
+    """Place requests that differ in nothing but their ids; whoever finds no room is refused.
+
+    `rows` are the only ones that are looked at. Without `explain` refusals are left empty.
+    """
     request = members[0]
     asked = Asked.of(request)
     wrong = mistakes(request, asked)
     if wrong:
         return [Decision(one.id, refusals=wrong) for one in members]
     view.settle()
-    if mix is not None and learn and asked.gpus:
-        mix.observe(demand_of(request, asked), len(members))
+    if learn:
+        _observe(mix, request, asked, len(members))
     derived = derived_of(view, weights)
     potential = derived.refresh(view, mix)
-    search = Search(view, derived, potential, request, asked, record=record)
+    search = Search(view, derived, potential, request, asked, record=record, within=rows)
     booked = view.bookings()
     free = list({one.id: one for one in members if one.id not in booked}.values())
     found = search.place(free)
-    full = refusals(view, request, asked) if None in found else ()
+    full = refusals(view, request, asked) if explain and None in found else ()
     answers = [
         decision or Decision(one.id, refusals=full)
         for one, decision in zip(free, found, strict=True)
@@ -114,32 +127,9 @@ def _twice(id_: str) -> Decision:
     return Decision(id_, refusals=(Refusal(PendingReason.INVALID, "id", f"{id_} a second time"),))
 
 
-def _gang(
-    view: ClusterView,
-    members: Sequence[Request],
-    *,
-    mix: Mix | None,
-    weights: Weights,
-    learn: bool,
-) -> list[Decision]:
-    """Place a gang whole or not at all; members that had room are told what the gang lacks."""
-    found: list[Decision] = []
-    start = 0
-    while start < len(members):
-        own = _CLASS(members[start])
-        end = start + 1
-        while end < len(members) and _CLASS(members[end]) == own:
-            end += 1
-        found += place_class(view, members[start:end], mix=mix, weights=weights, learn=learn)
-        start = end
-    placed = [one for one in found if one.node]
-    if len(placed) == len(found):
-        return found
-    for one in placed:
-        view.release(one.id)
-    lacking = next(one.refusals for one in found if not one.node)
-    gang = Refusal(PendingReason.GANG, "replicas together", len(found), len(placed))
-    return [Decision(one.id, refusals=one.refusals or (gang, *lacking)) for one in found]
+def _observe(mix: Mix | None, request: Request, asked: Asked, count: int) -> None:
+    if mix is not None and asked.gpus:
+        mix.observe(demand_of(request, asked), count)
 
 
 def demand_of(request: Request, asked: Asked) -> Demand:

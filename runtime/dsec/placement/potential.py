@@ -1,66 +1,183 @@
-"""The expected stranded capacity of every node of a view, kept up to date row by row."""
+"""The expected stranded capacity of every node of a view, kept up to date row by row.
+
+`stranding` defines it; here it is laid out for many quick reads: all node tables in one padded
+array, so that a look-up needs one index, and per row the two figures that a cost is taken from.
+Scalars and arrays are computed by the same steps and have the same bits.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from dsec.placement.accelerators import Card
-from dsec.placement.dimensions import Column
+from dsec.placement.dimensions import WHOLE, Column
 from dsec.placement.mix import Group, Mix
 from dsec.placement.request import Node
 from dsec.placement.stranding import CARD, Floats, Ints, Tables, card_table, node_table, stack
 from dsec.placement.view import ClusterView, Scratch
 
-UNLEARNED = stack([(card_table([]), node_table([], 1000, 1))], 0)
+UNLEARNED = stack([(card_table([]), node_table([], WHOLE, 1))], 0)
 """Tables of no mix at all: a broken card is filled before a new one, and nodes in their order."""
+_MILLI, _OPEN, _CPU = int(Card.MILLI), int(Card.OPEN), int(Column.CPU)
+
+
+class Surface:
+    """H of all groups as one array, interpolated bilinearly; beyond the grid its edge holds."""
+
+    __slots__ = (
+        "_coefficients",
+        "_cpu_scale",
+        "_last_column",
+        "_last_row",
+        "_plain_scales",
+        "_usable_scale",
+        "_values",
+        "_width",
+        "size",
+    )
+
+    def __init__(self, tables: Tables) -> None:
+        shapes = [
+            (last_row + 1, last_column + 1) for _, _, last_row, last_column, _, _ in tables.plain
+        ]
+        rows = max((one[0] for one in shapes), default=1) + 1
+        self._width = width = max((one[1] for one in shapes), default=1) + 1
+        grid = np.zeros((max(1, len(shapes)), rows, width))
+        for group, (height, length) in enumerate(shapes):
+            offset = tables.plain[group][0]
+            table = tables.node_values[offset : offset + height * length].reshape(height, length)
+            grid[group] = np.pad(table, ((0, rows - height), (0, width - length)), mode="edge")
+        self.size = rows * width
+        self._last_row, self._last_column = float(rows - 2), float(width - 2)
+        near, right = grid[:, :-1, :-1], grid[:, :-1, 1:]
+        below, far = grid[:, 1:, :-1], grid[:, 1:, 1:]
+        table = np.zeros((*grid.shape, 4))
+        table[:, :-1, :-1, 0] = near
+        table[:, :-1, :-1, 1] = below - near
+        table[:, :-1, :-1, 2] = right - near
+        table[:, :-1, :-1, 3] = far - below - right + near
+        self._coefficients = table.reshape(-1, 4)
+        self._values: list[float] = grid.reshape(-1).tolist()
+        self._plain_scales = [(one[4], one[5]) for one in tables.plain] or [(1.0, 1.0)]
+        self._cpu_scale = _one_or_many([one[0] for one in self._plain_scales])
+        self._usable_scale = _one_or_many([one[1] for one in self._plain_scales])
+
+    def read(self, group: Ints, cpu: Ints, usable: Floats) -> Floats:
+        """Return H of nodes: group[n], free CPU milli[n] (not negative), usable milli[n]."""
+        cpu_scale, usable_scale = self._cpu_scale, self._usable_scale
+        x = cpu * (cpu_scale if isinstance(cpu_scale, float) else cpu_scale[group])
+        y = usable * (usable_scale if isinstance(usable_scale, float) else usable_scale[group])
+        np.minimum(x, self._last_row, out=x)
+        np.minimum(y, self._last_column, out=y)
+        row, column = x.astype(np.int64), y.astype(np.int64)
+        x -= row
+        y -= column
+        row *= self._width
+        row += column
+        row += group * self.size
+        found = self._coefficients.take(row, axis=0)
+        value = found[:, 0] + found[:, 1] * x
+        value += found[:, 2] * y
+        x *= y
+        value += found[:, 3] * x
+        return value
+
+    def read_one(self, group: int, cpu: int, usable: float) -> float:
+        """Return H of one node."""
+        cpu_scale, usable_scale = self._plain_scales[group]
+        x, y = cpu * cpu_scale, usable * usable_scale
+        x = min(x, self._last_row)
+        y = min(y, self._last_column)
+        row, column = int(x), int(y)
+        x -= row
+        y -= column
+        values = self._values
+        at = group * self.size + row * self._width + column
+        near, right = values[at], values[at + 1]
+        at += self._width
+        below, far = values[at], values[at + 1]
+        return (
+            near + (below - near) * x + (right - near) * y + (far - below - right + near) * (x * y)
+        )
+
+
+def _one_or_many(scales: Sequence[float]) -> float | Floats:
+    return scales[0] if len(set(scales)) == 1 else np.array(scales)
 
 
 class Potential:
-    """Codes of cards, usable and stranded milli of each row, under one set of tables."""
+    """Usable and stranded milli of each row and the codes of its cards, under one set of tables."""
 
-    __slots__ = ("bases", "codes", "group", "plain_groups", "stranded", "tables", "usable")
+    __slots__ = (
+        "bases",
+        "bases_of_profile",
+        "codes",
+        "group",
+        "group_of_profile",
+        "stranded",
+        "surface",
+        "tables",
+        "usable",
+    )
 
     def __init__(self, view: ClusterView, tables: Tables, groups: list[int]) -> None:
         """Make it anew; `groups` has the group of each of the view's profiles."""
         self.tables = tables
-        self.plain_groups = groups
+        self.surface = Surface(tables)
+        self.group_of_profile = groups
+        self.bases_of_profile = [group * CARD for group in groups]
         self.group: Ints = np.array(groups, dtype=np.int64)[view.profile]
         self.bases: Ints = self.group * CARD
-        self.codes: Ints = view.cards[Card.MILLI] + self.bases[:, None]
+        self.codes: dict[int, Ints] = {}
+        """By mode bit: code of each card as a client of that mode sees it, 0 free where closed."""
+        milli = view.cards[Card.MILLI]
         cpu = np.maximum(view.columns[Column.CPU], 0)
-        self.usable, self.stranded = self._state(cpu)
+        values = tables.card_values[milli + self.bases[:, None]] if milli.size else milli
+        self.usable: Floats = (milli - values).sum(axis=1, dtype=np.float64)
+        self.stranded: Floats = self.surface.read(self.group, cpu, self.usable)
 
-    def _state(self, cpu: Ints) -> tuple[Floats, Floats]:
-        if not len(cpu):
-            return np.zeros(0), np.zeros(0)
-        return self.tables.state(self.group, cpu, self.codes)
+    def codes_for(self, view: ClusterView, bit: int) -> Ints:
+        """Return codes[row, card] as a client of a mode sees them; kept up to date from now on."""
+        found = self.codes.get(bit)
+        if found is None:
+            cards = view.cards
+            milli = np.where(cards[Card.OPEN] & bit, cards[Card.MILLI], 0)
+            found = self.codes[bit] = milli + self.bases[:, None]
+        return found
 
-    def codes_of(self, scratch: Scratch) -> list[int]:
-        """Return the codes of a node's cards."""
-        base = self.plain_groups[scratch.profile] * CARD
-        return [base + state[Card.MILLI] for state in scratch.cards]
+    def state_of(self, scratch: Scratch) -> tuple[float, float]:
+        """Return (usable, stranded) of a node as it is in the scratch."""
+        base, values = self.bases_of_profile[scratch.profile], self.tables.card_list
+        usable = 0.0
+        for state in scratch.cards:
+            milli = state[_MILLI]
+            usable += milli - values[base + milli]
+        cpu = max(scratch.columns[_CPU], 0)
+        return usable, self.surface.read_one(self.group_of_profile[scratch.profile], cpu, usable)
 
-    def update(self, scratch: Scratch) -> None:
-        """Take over the figures of one row."""
-        row, group = scratch.row, self.plain_groups[scratch.profile]
-        codes = self.codes_of(scratch)
-        cpu = max(scratch.columns[Column.CPU], 0)
-        usable, stranded = self.tables.state_of(group, cpu, codes)
-        if codes:
-            self.codes[row, : len(codes)] = codes
-        self.usable[row] = usable
-        self.stranded[row] = stranded
+    def update(self, scratch: Scratch, state: tuple[float, float] | None = None) -> None:
+        """Take over the figures of one row, cards included; `state` where it is known already."""
+        row = scratch.row
+        self.usable[row], self.stranded[row] = state or self.state_of(scratch)
+        base, cards = self.bases_of_profile[scratch.profile], scratch.cards
+        for bit, codes in self.codes.items():
+            if cards:
+                codes[row, : len(cards)] = [
+                    base + one[_MILLI] if one[_OPEN] & bit else base for one in cards
+                ]
 
     def update_cpu(self, scratch: Scratch) -> None:
         """Take over the free CPU of one row; its cards are as before."""
-        row, group = scratch.row, self.plain_groups[scratch.profile]
-        cpu = max(scratch.columns[Column.CPU], 0)
-        self.stranded[row] = self.tables.strand_of(group, cpu, self.usable.item(row))
+        row, group = scratch.row, self.group_of_profile[scratch.profile]
+        cpu = max(scratch.columns[_CPU], 0)
+        self.stranded[row] = self.surface.read_one(group, cpu, self.usable.item(row))
 
     def fork(self) -> "Potential":
         """Return a copy that can be updated apart."""
         other = object.__new__(Potential)
-        other.tables, other.plain_groups = self.tables, self.plain_groups
-        other.group, other.bases = self.group, self.bases
-        other.codes = self.codes.copy()
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.codes = {bit: codes.copy() for bit, codes in self.codes.items()}
         other.usable, other.stranded = self.usable.copy(), self.stranded.copy()
         return other
 
@@ -73,6 +190,6 @@ def groups_of(profiles: list[Node], mix: Mix | None) -> list[int]:
     for node in profiles:
         models = sorted({card.model for card in node.devices})
         memory = min((card.allocatable_bytes for card in node.devices), default=0)
-        size = node.cpu_milli * node.overcommit_milli // 1000
+        size = node.cpu_milli * node.overcommit_milli // WHOLE
         found.append(mix.group(Group(node.pool, "|".join(models), size, len(node.devices), memory)))
     return found

@@ -5,9 +5,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from dsec.placement.accelerators import Claim
+from dsec.placement.accelerators import SLICED
 from dsec.placement.asked import Asked, amounts_of
-from dsec.placement.cards import CardChooser, Flags
+from dsec.placement.cards import Flags, Pick, chooser_for
 from dsec.placement.derived import Derived
 from dsec.placement.dimensions import LIMIT, Column
 from dsec.placement.filters import room
@@ -15,13 +15,12 @@ from dsec.placement.potential import Potential
 from dsec.placement.request import Decision, Request
 from dsec.placement.scores import LOCAL, STATIC
 from dsec.placement.stranding import CANDIDATES, Floats, Ints
-from dsec.placement.view import STAGE_COLUMN, ClusterView, Scratch
+from dsec.placement.view import SELDOM, STAGE_COLUMN, ClusterView, Scratch
 
 FIRST_BLOCK = 512
 """Rows looked at first; each further block is twice as large."""
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
-_NONE: Flags = np.zeros((0, 0), dtype=bool)
-_CPU = int(Column.CPU)
+_CPU, _WHOLE = int(Column.CPU), int(Column.WHOLE)
 
 
 class Search:
@@ -29,10 +28,12 @@ class Search:
 
     __slots__ = (
         "_at",
+        "_cards",
         "_chooser",
         "_compare",
         "_counts",
         "_derived",
+        "_lacking",
         "_order",
         "_record",
         "_rest",
@@ -54,12 +55,16 @@ class Search:
         asked: Asked,
         *,
         record: bool = False,
+        within: Ints | None = None,
     ) -> None:
         self._record = record
         self._view, self._derived, self.potential = view, derived, potential
         self.request, self.asked = request, asked
         self.static = derived.static_class(view, request, asked)
         self._order = self.static.rows
+        if within is not None:
+            order = np.arange(len(view.described)) if self._order is None else self._order
+            self._order = order[np.isin(order, within)]
         if request.avoid:
             avoided = [view.row(name) for name in request.avoid if name in view.nodes]
             order = np.arange(len(view.described)) if self._order is None else self._order
@@ -70,9 +75,14 @@ class Search:
         for column, amount in room(request, asked, watermarks=derived.watermarked):
             self._compare.append((column, amount))
         self._compare_cpu()
-        self._chooser: CardChooser | None = None
-        if asked.mode:
-            self._chooser = CardChooser(view, derived, potential, self.static, asked)
+        # one node is always compared in all columns, many only where one of them can lack
+        self._lacking = [
+            one
+            for one in self._compare
+            if one[0] not in SELDOM or view.binds(*one)  # type: ignore[arg-type]  # numbers there
+        ]
+        self._chooser = chooser_for(view, derived, potential, self.static, asked)
+        self._cards = len(derived.kinds) > 1
         self.window = CANDIDATES
         self._counts: Floats | None = None
         if request.spread:
@@ -107,71 +117,78 @@ class Search:
 
     def more(self, count: int) -> tuple[Ints, Floats]:
         """Return the next `count` rows with room, and their costs; fewer at the end."""
-        rows: list[Ints] = []
-        costs: list[Floats] = []
-        size = FIRST_BLOCK
-        while count > 0:
-            if not len(self._rest) and not self._scan(size):
+        rows, costs = self._priced(self._next(count))
+        while len(rows) < count:
+            block = self._next(count - len(rows))
+            if not len(block):
                 break
-            size *= 2
-            block, self._rest = self._rest[:count], self._rest[count:]
-            offers: Ints | Flags = _NONE
-            if self._chooser is not None:
-                enough, offers = self._chooser.open(block)
-                if not enough.all():
-                    block, offers = block[enough], offers[enough]
-            if len(block):
-                rows.append(block)
-                costs.append(self._costs(block, offers))
-                count -= len(block)
-        if len(rows) == 1:
-            return rows[0], costs[0]
-        return (np.concatenate(rows), np.concatenate(costs)) if rows else (_NOTHING, np.zeros(0))
+            found, cost = self._priced(block)
+            rows, costs = np.concatenate((rows, found)), np.concatenate((costs, cost))
+        return rows, costs
 
-    def _scan(self, size: int) -> bool:
-        """Put rows of the next block that have room for the columns into `_rest`."""
+    def _next(self, count: int) -> Ints:
+        """Return up to `count` further rows that have room in every column."""
+        size = max(FIRST_BLOCK, self.static.depth)
+        while len(self._rest) < count:
+            found = self._scan(size)
+            if found is None:
+                break
+            self._rest = np.concatenate((self._rest, found)) if len(self._rest) else found
+            size *= 2
+        self.static.depth = self._at
+        block, self._rest = self._rest[:count], self._rest[count:]
+        return block
+
+    def _scan(self, size: int) -> Ints | None:
+        """Return the rows of the next block that have room in every column; None at the end."""
         order, columns = self._order, self._view.columns
         last = len(order) if order is not None else columns.shape[1]
         start = self._at
         if start >= last:
-            return False
+            return None
         end = self._at = min(last, start + size)
-        mask = np.ones(end - start, dtype=bool)
-        if order is None:
-            for column, asked in self._compare:
-                amount = asked if isinstance(asked, int) else asked[start:end]
-                np.logical_and(mask, columns[column, start:end] >= amount, out=mask)
-            self._rest = np.flatnonzero(mask) + start
-        else:
-            block = order[start:end]
-            for column, asked in self._compare:
-                amount = asked if isinstance(asked, int) else asked[block]
-                np.logical_and(mask, columns[column].take(block) >= amount, out=mask)
-            self._rest = block[mask]
-        return True
-
-    def _costs(self, rows: Ints, offers: Ints | Flags) -> Floats:
-        asked, p, weights = self.asked, self.potential, self._derived.weights
-        cost = self.static.base[rows]
-        if self._view.cards.shape[2] and self._derived.kinds[1:]:
-            cpu = self._view.columns[_CPU][rows]
-            left = cpu - self._cpu_of(rows)
-            if self._chooser is not None:
-                stranded = self._chooser.costs(rows, offers, left)
+        mask: Flags | None = None
+        block = slice(start, end) if order is None else order[start:end]
+        for column, asked in self._lacking:
+            free = columns[column]
+            amount = asked if isinstance(asked, int) else asked[block]
+            if mask is None:
+                mask = free[block] >= amount
             else:
-                group = p.group[rows]
-                stranded = p.tables.strand(group, left, p.usable[rows]) - p.stranded[rows]
-            cost = stranded * weights.stranding + cost
-        if asked.mode == 0 and weights.balance:
-            cost = cost + weights.balance * self._imbalance(rows)
+                mask &= free[block] >= amount
+        if isinstance(block, slice):
+            found = np.arange(start, end) if mask is None else np.flatnonzero(mask)
+            return found + start if start and mask is not None else found
+        return block if mask is None else block[mask]
+
+    def _priced(self, rows: Ints) -> tuple[Ints, Floats]:
+        """Return those rows whose cards suffice as well, and what each costs."""
+        if not len(rows):
+            return rows, np.zeros(0)
+        p, weights = self.potential, self._derived.weights
+        stranded: Floats | None = None
+        if self._cards:
+            left = self._view.columns[_CPU][rows]
+            left -= self._cpu_of(rows)
+            if self._chooser is not None:
+                rows, stranded = self._chooser.candidates(rows, left)
+            else:
+                stranded = p.surface.read(p.group[rows], left, p.usable[rows])
+                stranded -= p.stranded[rows]
+        cost = self.static.base[rows]
+        if stranded is not None:
+            stranded *= weights.stranding
+            cost += stranded
+        if weights.balance and not self.asked.mode:
+            cost += weights.balance * self._imbalance(rows)
         if self.request.stage in STAGE_COLUMN:
             columns = self._view.columns
             same = columns[STAGE_COLUMN[self.request.stage]][rows]
             every = columns[Column.EXPLORATION :].take(rows, axis=1).sum(axis=0)
-            cost = cost + weights.stage * (same / (every + 1))
+            cost += weights.stage * (same / (every + 1))
         if self._counts is not None:
-            cost = cost + weights.spread * self._counts[rows]
-        return cost
+            cost += weights.spread * self._counts[rows]
+        return rows, cost
 
     def _cpu_of(self, rows: Ints) -> int | Ints:
         if self.amounts is not None:
@@ -190,44 +207,55 @@ class Search:
 
     # -- one node -------------------------------------------------------------------------------
 
-    def one(self, scratch: Scratch) -> tuple[float, tuple[Claim, ...]] | None:
-        """Return (cost, claims) on one node, or None where it has no room: as `more` would."""
-        columns, view, p = scratch.columns, self._view, self.potential
+    def spot(self, row: int) -> "Spot":
+        """Return a node that something may be placed on."""
+        p = self.potential
+        scratch = self._view.load(row, cards=self._chooser is not None)
+        return Spot(scratch, p.usable.item(row), p.stranded.item(row))
+
+    def price(self, spot: "Spot") -> bool:
+        """Find cards and cost on one node, the same as `more` finds; False where it has no room."""
+        scratch = spot.scratch
+        columns, row = scratch.columns, scratch.row
         for column, asked in self._compare:
-            amount = asked if isinstance(asked, int) else int(asked[scratch.row])
-            if columns[column] < amount:
-                return None
+            amount = asked if isinstance(asked, int) else asked.item(row)
+            # what follows from cards is exact in the cards alone while they are being changed
+            if columns[column] < amount and column < _WHOLE:
+                return False
         weights = self._derived.weights
-        claims: tuple[Claim, ...] = ()
-        cost = self.static.base.item(scratch.row)
-        if view.cards.shape[2] and self._derived.kinds[1:]:
+        cost = self.static.base.item(row)
+        if self._cards:
+            p = self.potential
             amounts = self.amounts or amounts_of(self.asked, scratch.node)
-            left = columns[_CPU] - amounts[_CPU]
-            if self._chooser is not None:
-                found = self._chooser.one(scratch, left)
-                if found is None:
-                    return None
-                stranded, claims = found
+            group, left = p.group_of_profile[scratch.profile], columns[_CPU] - amounts[_CPU]
+            if self._chooser is None:
+                spot.next_usable = spot.usable
+                spot.next_stranded = p.surface.read_one(group, left, spot.usable)
+                stranded = spot.next_stranded - spot.stranded
             else:
-                # what no card changes is kept per row
-                group, row = p.plain_groups[scratch.profile], scratch.row
-                usable = p.usable.item(row)
-                was = p.tables.strand_of(group, max(columns[_CPU], 0), usable)
-                stranded = p.tables.strand_of(group, left, usable) - was
-            cost = stranded * weights.stranding + cost
-        if self.asked.mode == 0 and weights.balance:
-            node, amounts = scratch.node, self.amounts or amounts_of(self.asked, scratch.node)
-            cpu = (columns[_CPU] - amounts[_CPU]) / max(1, node.cpu_milli)
-            memory = (columns[Column.MEMORY] - self.asked.memory) / max(1, node.memory_bytes)
-            cost = cost + weights.balance * abs(cpu - memory)
+                pick = spot.pick = self._chooser.pick(scratch)
+                if pick is None:
+                    return False
+                spot.next_usable = max(spot.usable - pick.taken - pick.change, 0.0)
+                spot.next_stranded = p.surface.read_one(group, left, spot.next_usable)
+                stranded = spot.next_stranded + pick.change - spot.stranded + pick.extra
+            cost += stranded * weights.stranding
+        if weights.balance and not self.asked.mode:
+            cost += weights.balance * self._imbalance_of(scratch)
         if self.request.stage in STAGE_COLUMN:
             same = columns[STAGE_COLUMN[self.request.stage]]
-            every = sum(columns[Column.EXPLORATION :])
-            cost = cost + weights.stage * (same / (every + 1))
+            cost += weights.stage * (same / (sum(columns[Column.EXPLORATION :]) + 1))
         if self._counts is not None:
-            count = view.group(self.request.spread).get(scratch.node.name, 0)
-            cost = cost + weights.spread * float(count)
-        return cost, claims
+            count = self._view.group(self.request.spread).get(scratch.node.name, 0)
+            cost += weights.spread * float(count)
+        spot.cost = cost
+        return True
+
+    def _imbalance_of(self, scratch: Scratch) -> float:
+        node, amounts = scratch.node, self.amounts or amounts_of(self.asked, scratch.node)
+        cpu = (scratch.columns[_CPU] - amounts[_CPU]) / max(1, node.cpu_milli)
+        memory = (scratch.columns[Column.MEMORY] - self.asked.memory) / max(1, node.memory_bytes)
+        return abs(cpu - memory)
 
     # -- placing --------------------------------------------------------------------------------
 
@@ -235,12 +263,11 @@ class Search:
         """Place equal requests, each where it costs least after those before it; None: no room."""
         rows, costs = self.more(self.window)
         if len(members) == 1:
-            # no heap: one more quick way out is what single decisions live from
             return [self._first(members[0], rows, costs)]
         places = rows.tolist()
         heap = list(zip(costs.tolist(), range(len(places)), strict=True))
         heapify(heap)
-        scratches: dict[int, tuple[Scratch, tuple[Claim, ...]]] = {}
+        spots: dict[int, Spot] = {}
         spare: list[tuple[float, int]] = []
         found: list[Decision | None] = []
         for member in members:
@@ -248,18 +275,14 @@ class Search:
                 found.append(None)
                 continue
             at = heap[0][1]
-            if at in scratches:
-                scratch, claims = scratches[at]
-            else:
-                scratch = self._load(places[at])
-                claims = self._claims(scratch)
-            found.append(self._enter(member, scratch, claims))
-            again = self.one(scratch)
-            if again is not None:
-                scratches[at] = (scratch, again[1])
-                heapreplace(heap, (again[0], at))
+            spot = spots.get(at)
+            if spot is None:
+                spot = spots[at] = self.spot(places[at])
+                self._sure(spot)
+            found.append(self._enter(member, spot))
+            if self.price(spot):
+                heapreplace(heap, (spot.cost, at))
                 continue
-            scratches[at] = (scratch, ())
             heappop(heap)
             if not spare:
                 rows, costs = self.more(CANDIDATES // 4)
@@ -267,47 +290,43 @@ class Search:
                 places += rows.tolist()
             if spare:
                 heappush(heap, spare.pop())
-        for scratch, _ in scratches.values():
-            self._store(scratch)
+        for spot in spots.values():
+            self._store(spot)
         return found
 
     def _first(self, member: Request, rows: Ints, costs: Floats) -> Decision | None:
+        """Place a single request: no heap, no second look."""
         if not len(rows):
             return None
-        scratch = self._load(rows.item(int(costs.argmin())))
-        decision = self._enter(member, scratch, self._claims(scratch))
-        self._store(scratch)
+        spot = self.spot(rows.item(costs.argmin()))
+        self._sure(spot)
+        decision = self._enter(member, spot)
+        self._store(spot)
         return decision
 
-    def _claims(self, scratch: Scratch) -> tuple[Claim, ...]:
-        """Return the cards on a node that the search has found to have room."""
-        if self._chooser is None:
-            return ()
-        found = self.one(scratch)
-        if found is None:
-            raise AssertionError(f"{scratch.node.name}: arrays and figures differ")
-        return found[1]
+    def _sure(self, spot: "Spot") -> None:
+        if not self.price(spot):
+            raise AssertionError(f"{spot.scratch.node.name}: arrays and figures differ")
 
-    def _load(self, row: int) -> Scratch:
-        return self._view.load(row, cards=self._chooser is not None)
-
-    def _enter(self, member: Request, scratch: Scratch, claims: tuple[Claim, ...]) -> Decision:
+    def _enter(self, member: Request, spot: "Spot") -> Decision:
+        """Book a request on a node that was priced."""
+        scratch, pick = spot.scratch, spot.pick
         name = scratch.node.name
         amounts = self.amounts or amounts_of(self.asked, scratch.node)
         cpus = self._view.free_cpus(name, amounts[Column.PINS]) if self.asked.pins else ()
+        claims = pick.claims if pick is not None else ()
         devices = tuple([claim.device for claim in claims]) if claims else ()
-        scores = self._scores(scratch) if self._record else ()
-        decision = Decision(member.id, name, devices, cpus=cpus, scores=scores)
+        scores = self._scores(spot) if self._record else ()
+        decision = Decision(member.id, name, devices, (), scores, cpus)
         self._view.commit(scratch, member, decision, amounts, claims)
+        spot.usable, spot.stranded = spot.next_usable, spot.next_stranded
         return decision
 
-    def _scores(self, scratch: Scratch) -> tuple[tuple[str, float], ...]:
-        """Return the parts of a node's cost by name; they sum to `cost` but for rounding."""
-        found = self.one(scratch)
-        cost = found[0] if found else 0.0
-        node, weights, asked = scratch.node, self._derived.weights, self.asked
+    def _scores(self, spot: "Spot") -> tuple[tuple[str, float], ...]:
+        """Return the parts of a priced node's cost by name; they sum to `cost` but for rounding."""
+        scratch, weights = spot.scratch, self._derived.weights
         parts = [
-            (name, float(getattr(weights, name)) * part(node, self.request, asked))
+            (name, float(getattr(weights, name)) * part(scratch.node, self.request, self.asked))
             for name, part in (*STATIC, *LOCAL)
         ]
         parts.append(("order", self._derived.order.item(scratch.row)))
@@ -316,16 +335,41 @@ class Search:
             every = sum(scratch.columns[Column.EXPLORATION :])
             parts.append(("stage", weights.stage * (same / (every + 1))))
         if self._counts is not None:
-            count = self._view.group(self.request.spread).get(node.name, 0)
+            count = self._view.group(self.request.spread).get(scratch.node.name, 0)
             parts.append(("spread", weights.spread * count))
-        rest = cost - sum(value for _, value in parts)
+        rest = spot.cost - sum(value for _, value in parts)
         named = [(name, value) for name, value in parts if value]
-        return (("cost", cost), ("stranding", rest), *named)
+        return (("cost", spot.cost), ("stranding", rest), *named)
 
-    def _store(self, scratch: Scratch) -> None:
+    def _store(self, spot: "Spot") -> None:
+        scratch = spot.scratch
         self._view.store(scratch)
         if self._chooser is None:
-            self.potential.update_cpu(scratch)
-        else:
+            self.potential.stranded[scratch.row] = spot.stranded
+        elif self.asked.mode == SLICED:
+            # what was counted as cut may differ from what was
             self.potential.update(scratch)
+        else:
+            self.potential.update(scratch, (spot.usable, spot.stranded))
         self._view.touched.discard(scratch.row)
+
+
+class Spot:
+    """A node while requests are placed on it: its figures, and what the next one makes of them."""
+
+    __slots__ = (
+        "cost",
+        "next_stranded",
+        "next_usable",
+        "pick",
+        "scratch",
+        "stranded",
+        "usable",
+    )
+
+    def __init__(self, scratch: Scratch, usable: float, stranded: float) -> None:
+        self.scratch = scratch
+        self.usable = self.next_usable = usable
+        self.stranded = self.next_stranded = stranded
+        self.pick: Pick | None = None
+        self.cost = 0.0

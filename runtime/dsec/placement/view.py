@@ -25,7 +25,7 @@ from dsec.placement.accelerators import Accelerator, Card, CardState, Claim, idl
 from dsec.placement.asked import Asked, OverCapacityError, amounts_of, canonical, claims_of
 from dsec.placement.buckets import Buckets
 from dsec.placement.dimensions import NAMES, UNMETERED, WHOLE, Column, saturated
-from dsec.placement.request import Decision, Node, Request
+from dsec.placement.request import LEVELS, Decision, Health, Node, Request
 
 Ints = NDArray[np.int64]
 STAGE_COLUMN = {
@@ -34,6 +34,10 @@ STAGE_COLUMN = {
     Stage.EVALUATION.value: Column.EVALUATION,
 }
 _COLUMNS = len(Column)
+_HEADROOM = int(Column.HEADROOM)
+_SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
+SELDOM = (int(Column.PIDS), int(Column.DISK), int(Column.DENSITY))
+"""Columns that seldom lack room: a lower bound over all nodes mostly saves comparing them."""
 
 
 class Forkable(Protocol):
@@ -60,7 +64,7 @@ class Booking(NamedTuple):
 class Scratch:
     """The figures of one node while they are changed; `ClusterView.store` writes them back."""
 
-    __slots__ = ("cards", "changed_cards", "columns", "node", "profile", "row")
+    __slots__ = ("cards", "changed_cards", "columns", "node", "profile", "row", "watermarked")
 
     def __init__(
         self, row: int, node: Node, profile: int, columns: list[int], cards: list[CardState]
@@ -71,23 +75,26 @@ class Scratch:
         self.columns = columns
         self.cards = cards
         self.changed_cards = False
+        self.watermarked = node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
 
     def take(self, amounts: tuple[int, ...], claims: Iterable[Claim], stage: str = "") -> None:
-        """Book; the caller has made sure that it fits."""
+        """Book; the caller has made sure that it fits. `finish` brings the summaries up to date."""
         columns = self.columns
         for column, amount in enumerate(amounts):
             columns[column] -= amount
         if stage in STAGE_COLUMN:
             columns[STAGE_COLUMN[stage]] += 1
         if claims:
-            devices = self.node.devices
+            cards = self.cards
             for claim in claims:
-                for index, card in enumerate(devices):
-                    if card.uuid == claim.uuid:
-                        take(self.cards[index], card, claim)
+                uuid = claim.uuid
+                for index, card in enumerate(self.node.devices):
+                    if card.uuid == uuid:
+                        take(cards[index], card, claim)
+                        break
             self.changed_cards = True
-            columns[Column.WHOLE : Column.SLICES + 1] = summary(self.cards)
-        columns[Column.HEADROOM] = headroom(self.node, columns)
+        if self.watermarked:
+            columns[_HEADROOM] = headroom(self.node, columns)
 
     def give(self, amounts: tuple[int, ...], stage: str = "") -> None:
         """Take back what is not of cards."""
@@ -96,7 +103,8 @@ class Scratch:
             columns[column] += amount
         if stage in STAGE_COLUMN:
             columns[STAGE_COLUMN[stage]] -= 1
-        columns[Column.HEADROOM] = headroom(self.node, columns)
+        if self.watermarked:
+            columns[_HEADROOM] = headroom(self.node, columns)
 
     def shortfall(self, amounts: tuple[int, ...]) -> Column | None:
         """Return the first column that lacks room, or None."""
@@ -140,6 +148,7 @@ class ClusterView:
 
     __slots__ = (
         "_bookings",
+        "_domains",
         "_gone",
         "_groups",
         "_nodes",
@@ -152,6 +161,7 @@ class ClusterView:
         "cards",
         "columns",
         "described",
+        "floors",
         "generation",
         "profile",
         "profiles",
@@ -167,6 +177,7 @@ class ClusterView:
         self._rows: dict[str, int] = {}
         self._pending: set[str] = set()
         self._gone: set[str] = set()
+        self._domains: dict[str, tuple[int, Ints]] = {}
         self._profile_numbers: dict[tuple[object, ...], int] = {}
         self.profiles: list[Node] = []
         """One node of each static description: filters look at these, not at every node."""
@@ -177,6 +188,8 @@ class ClusterView:
         self.cards: Ints = np.zeros((len(Card), 0, 1), dtype=np.int64)
         """[field, row, card]; a card that a node lacks is 0 in every field."""
         self.profile: Ints = np.zeros(0, dtype=np.int64)
+        self.floors = [UNMETERED] * _COLUMNS
+        """No node has less free than this, in the columns of `SELDOM`."""
         self.generation = 0
         """Grows with every change of descriptions, never repeats."""
         self.touched: set[int] = set()
@@ -303,6 +316,24 @@ class ClusterView:
         self.cards[:, row, :] = 0
         self.store(scratch)
 
+    def domains(self, level: str) -> Ints:
+        """Return the number of the domain of each row at a level of `LEVELS`; -1: it is in none.
+
+        Numbers follow the fixed order of nodes, and go with the view's generation.
+        """
+        self.settle()
+        known = self._domains.get(level)
+        if known is not None and known[0] == self.generation and len(known[1]) == len(self._order):
+            return known[1]
+        numbers: dict[tuple[str, ...], int] = {}
+        found = np.full(len(self.described), -1, dtype=np.int64)
+        for row, node in enumerate(self.described):
+            path = (node.region, node.zone, node.rack, node.name)[: 4 - LEVELS.index(level)]
+            if path[-1]:
+                found[row] = numbers.setdefault(path, len(numbers))
+        self._domains[level] = (self.generation, found)
+        return found
+
     # -- figures of one node --------------------------------------------------------------------
 
     def row(self, name: str) -> int:
@@ -323,12 +354,24 @@ class ClusterView:
 
     def store(self, scratch: Scratch) -> None:
         """Write figures back."""
-        row = scratch.row
-        self.columns[:, row] = scratch.columns
+        row, columns = scratch.row, scratch.columns
         if scratch.changed_cards and scratch.cards:
+            columns[_SUMMARY] = summary(scratch.cards)
             self.cards[:, row, : len(scratch.cards)] = np.array(scratch.cards, dtype=np.int64).T
             scratch.changed_cards = False
+        self.columns[:, row] = columns
+        floors = self.floors
+        for column in SELDOM:
+            floors[column] = min(floors[column], columns[column])
         self.touched.add(row)
+
+    def binds(self, column: int, amount: int) -> bool:
+        """Return whether some node may lack that amount."""
+        if amount <= self.floors[column]:
+            return False
+        free = self.columns[column]
+        self.floors[column] = least = int(free.min()) if len(free) else UNMETERED
+        return amount > least
 
     def room(self, name: str) -> dict[str, int]:
         """Return what is free on a node, by the names of refusals."""
@@ -370,6 +413,9 @@ class ClusterView:
         claims = claims_of(asked, node, decision.devices)
         scratch = self.load(row, cards=bool(claims))
         if not force:
+            if node.health is not Health.READY:
+                # decided on an older view: what was cordoned since is not bound to
+                raise OverCapacityError(f"{request.id}: {node.name} is {node.health.value}")
             self._check(scratch, request.id, amounts, claims, decision.cpus)
         elif any(free - amount < -UNMETERED for free, amount in zip(scratch.columns, amounts)):  # noqa: B905  columns go on
             raise OverCapacityError(f"{request.id}: figures beyond any node")
@@ -511,6 +557,7 @@ class ClusterView:
         other.columns, other.cards = self.columns.copy(), self.cards.copy()
         other.profile = self.profile.copy()
         other.generation = self.generation
+        other.floors = list(self.floors)
         other.touched = set(self.touched)
         other.cache = self.cache.fork() if self.cache else None
         return other

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.communication import Communication, Network, Relation
 from dsec.api.meta import (
     Bytes,
     Count,
@@ -127,25 +128,6 @@ class ElasticTier(StrEnum):
     AGGRESSIVE = "aggressive"
     BALANCED = "balanced"
     CONSERVATIVE = "conservative"
-
-
-class NetworkMode(StrEnum):
-    """Who in the experiment may talk to whom (CONF-12)."""
-
-    REGULAR = "regular"
-    """Only declared communication."""
-    TRAINING = "training"
-    """The whole group is open among itself."""
-
-
-class Egress(StrEnum):
-    """What may be reached outside the experiment."""
-
-    DENY = "deny"
-    ALLOW_LIST = "allow-list"
-    """Only the declared domains and services."""
-    OPEN = "open"
-    """Everything; refused by the egress rule unless the stack allows it."""
 
 
 class OnExceed(StrEnum):
@@ -300,20 +282,6 @@ class SnapshotPolicy(WireModel):
     consistency: Word = Field(default="", description="How a consistent point is found.")
 
 
-class Network(WireModel):
-    """Deny-all plus what is declared (CONF-12)."""
-
-    mode: NetworkMode = Field(default=NetworkMode.REGULAR, description="Inside the experiment.")
-    egress: Egress = Field(default=Egress.DENY, description="Outside the experiment.")
-    allowed_domains: list[Word] = Field(
-        default=[], max_length=256, description="Domains that the gateway lets through."
-    )
-    services: list[Word] = Field(
-        default=[], max_length=256, description="host:port that may be reached."
-    )
-    fast: bool = Field(default=False, description="Wants one fast network segment.")
-
-
 class ExperimentBudget(WireModel):
     """The most that the experiment may cost."""
 
@@ -322,23 +290,6 @@ class ExperimentBudget(WireModel):
         default=None, description="ISO 4217 code; unset: the tenant's."
     )
     on_exceed: OnExceed = Field(default=OnExceed.DEGRADE, description="What happens then.")
-
-
-class Relation(WireModel):
-    """A declared flow between two roles."""
-
-    kind: Annotated[str, Field(pattern="^(broadcast|aggregate|shared)$")] = Field(
-        description="broadcast, aggregate or shared."
-    )
-    source: GivenName = Field(description="Role that sends.")
-    target: GivenName = Field(description="Role that receives.")
-
-
-class Communication(WireModel):
-    """How much the replicas of a role talk to each other; placement keeps talkers close."""
-
-    members: GivenName = Field(description="Name of a role.")
-    frequency: Annotated[str, Field(pattern="^(high|low)$")] = Field(description="high or low.")
 
 
 class ExperimentSpec(WireModel):

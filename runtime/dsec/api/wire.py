@@ -169,7 +169,7 @@ class KeyedCreate(WireModel):
     """One create with its idempotency key (per tenant, kept 24 h)."""
 
     key: str = Field(min_length=1, max_length=200)
-    image: str
+    image: str = Field(default="", description="Reference; empty: the tenant's default image.")
     command: list[str] = []
     env: dict[str, str] = {}
     resources: Resources

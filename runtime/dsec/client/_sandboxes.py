@@ -47,7 +47,7 @@ class SandboxVerbs(Caller):
     async def create(
         self,
         *,
-        image: str,
+        image: str = "",
         resources: Resources,
         command: Iterable[str] = (),
         key: str | None = None,
@@ -58,6 +58,8 @@ class SandboxVerbs(Caller):
         labels: dict[str, str] | None = None,
     ) -> KeyedAnswer:
         """Create one sandbox. With the same key, at most one sandbox is ever made.
+
+        Without an image it is the tenant's default one.
 
         Raises ConflictError (same key, other body), InvalidError (can never run) and
         UnknownOutcomeError, which names the key to repeat.

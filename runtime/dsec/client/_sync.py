@@ -200,7 +200,7 @@ class Client:
     def create(
         self,
         *,
-        image: str,
+        image: str = "",
         resources: Resources,
         command: Iterable[str] = (),
         key: str | None = None,

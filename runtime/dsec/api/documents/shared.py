@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dsec.api.communication import NetworkMode
 from dsec.api.documents.reader import Found, Reader
 from dsec.api.experiment import (
     Completion,
     ElasticTier,
-    NetworkMode,
     OnExceed,
     Priority,
     PullPolicy,

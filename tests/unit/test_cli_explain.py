@@ -7,8 +7,8 @@ import pytest
 from client_fake import FakeGateway, sandbox_id
 from dsec.api.decisions import SandboxDecision
 from dsec.cli import codes
+from dsec.placement.dumps import DecisionDump, dump
 from dsec.placement.engine import place
-from dsec.placement.record import DecisionDump, dump
 from placement_make import gpu, many, node, request, view
 from test_cli import Cli, cli, gateway, server  # noqa: F401  fixtures
 from test_decisions import RECORD

@@ -6,11 +6,12 @@ import pytest
 from dsec.api.decisions import LedgerFigure
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Account, QuotaError, amounts_of
+from dsec.placement.dumps import DecisionDump, DumpError, dump, replay
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
-from dsec.placement.record import DecisionDump, DumpError, InputsDigest, dump, records, replay
+from dsec.placement.record import InputsDigest, ledger_figures, records
 from dsec.placement.request import Request
 from dsec.placement.rounds import Wanted, decide
 from dsec.placement.scores import Weights
@@ -58,17 +59,35 @@ def test_one_record_for_all_that_asked_for_the_same() -> None:
 def test_the_record_says_what_was_asked_without_defaults() -> None:
     """Names are those of the wire."""
     asked = request("s", cores=2, gib=4, gpu_model="a100", task_class=TaskClass.PAUSABLE)
-    figures = {"t": [LedgerFigure(account="t", dimension="cpu_milli", asked=2000, used=0)]}
     seen = cluster()
-    found = records([asked], place(seen, [asked]), inputs="", at=AT, ledger=figures)["s"]
+    found = records([asked], place(seen, [asked]), inputs="", at=AT)["s"]
     assert found.request == {
         "resources": {"cpuMilli": 2000, "memoryBytes": 4 << 30},
         "gpuModel": "a100",
         "taskClass": "pausable",
     }
-    assert found.ledger == []
-    paid = Request("s", asked.resources, tenant="t")
-    assert records([paid], place(seen, [paid]), inputs="", at=AT, ledger=figures)["s"].ledger
+
+
+def test_the_record_holds_the_quotas_as_they_were() -> None:
+    """Each limited dimension of the account and of those above it."""
+    books = Ledger()
+    books.put(Account("t", {"cpu_milli": 7000}, {"cpu_milli": 9000}))
+    asked = wanted(request("s", cores=2))
+    seen = cluster()
+    found = records(
+        [asked.request],
+        place(seen, [asked.request]),
+        inputs="",
+        at=AT,
+        figures=lambda _: ledger_figures(books, asked.entry),
+    )["s"]
+    figures = [one for one in found.ledger if one.account == "t"]
+    assert figures == [
+        LedgerFigure(
+            account="t", dimension="cpu_milli", asked=2000, used=0, nominal=7000, ceiling=9000
+        )
+    ]
+    assert books.audit() == []
 
 
 def test_the_digest_follows_descriptions_and_figures_only() -> None:

@@ -11,7 +11,7 @@ from dsec.cli.session import client
 
 if TYPE_CHECKING:
     from dsec.api.decisions import DecisionRecord, SandboxDecision
-    from dsec.placement.record import Replay
+    from dsec.placement.dumps import Replay
 
 MANY = 5
 """Nodes named of a class that was spread over more."""
@@ -46,7 +46,7 @@ def explain(
 def _replay(path: Path) -> "Replay":
     from pydantic import ValidationError
 
-    from dsec.placement.record import DecisionDump, DumpError, replay
+    from dsec.placement.dumps import DecisionDump, DumpError, replay
 
     try:
         return replay(DecisionDump.model_validate_json(path.read_bytes()))

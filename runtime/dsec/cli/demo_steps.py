@@ -90,7 +90,8 @@ def tools_in_background(*, needed: bool) -> Iterator[Tools]:
     note(f"$ dsec tools install    (in the background; {log})")
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dsec.cli.main", "tools", "install"],
+            # what the user waits for meanwhile comes first; alone, it has the machine to itself
+            ["nice", "-n", "10", sys.executable, "-m", "dsec.cli.main", "tools", "install"],
             stdout=stream,
             stderr=stream,
             stdin=subprocess.DEVNULL,

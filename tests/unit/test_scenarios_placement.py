@@ -116,6 +116,16 @@ def test_w_09_dense_evaluation_service() -> None:
     assert why(plain[40])[0] == "cpu"
 
 
+def test_w_11_eight_communicators_on_one_machine() -> None:
+    """Where one machine has room for all, racks are not crossed."""
+    seen = view(
+        *(node(f"r1-{n}", 32, 128, gpus=4, rack="r1") for n in range(2)),
+        node("r2-0", 64, 256, gpus=8, rack="r2"),
+    )
+    ranks = [gpu(f"rank{n}", near="nccl", gang="nccl") for n in range(8)]
+    assert counts_of(place(seen, ranks)) == {"r2-0": 8}
+
+
 def test_w_06_room_that_a_smaller_sampler_leaves_is_used() -> None:
     """Four servers of four cards, 8 sims and a trainer; shrunk to 4, another team's eval fits."""
     seen = view(*(node(f"s{n}", 32, 128, gpus=4) for n in range(4)))

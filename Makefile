@@ -9,7 +9,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(UV_HERE)/bin/uv)
 BIN := .venv/bin
 STEP = @printf '\n── %s\n'
 
-.PHONY: help setup demo check test cases soak generate clean
+.PHONY: help setup demo check test cases soak bench-openb generate clean
 .PHONY: check-style check-types check-arrows check-generated check-changelog check-rust check-unit
 
 help: ## Show this list
@@ -72,6 +72,9 @@ cases: setup ## Field reports: the test that holds each, and its result (CASES_O
 
 soak: setup ## Full counts and long runs (hours)
 	$(BIN)/pytest tests -m soak --timeout 7200
+
+bench-openb: setup ## Placement on a GPU trace against other rules: make bench-openb DATA=folder
+	$(BIN)/python tests/bench/bench_openb.py $(or $(DATA),$(error say where the trace is: DATA=folder)) $(OPENB_OPTIONS)
 
 bench-%: setup ## One benchmark of tests/bench, for example make bench-create
 	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600

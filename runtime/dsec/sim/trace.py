@@ -83,8 +83,10 @@ class _Row:
 
     def __init__(self, line: int, fields: dict[str, str], mistakes: list[Mistake]) -> None:
         self.line, self.fields, self.mistakes = line, fields, mistakes
+        self.right = True
 
     def wrong(self, field: str, allowed: str) -> None:
+        self.right = False
         self.mistakes.append(Mistake(self.line, field, self.fields.get(field) or "", allowed))
 
     def text(self, field: str) -> str:
@@ -140,9 +142,9 @@ def read_jobs(lines: Iterable[str], file: str) -> list[Job]:
     def job(row: _Row) -> Job:
         gpus = row.whole("num_gpu", MOST_GPUS)
         milli = row.whole("gpu_milli", WHOLE)
-        if gpus > 1 and milli != WHOLE:
+        if row.right and gpus > 1 and milli != WHOLE:
             row.wrong("gpu_milli", f"{WHOLE} where num_gpu is more than 1")
-        if (gpus == 0) != (milli == 0):
+        elif row.right and (gpus == 0) != (milli == 0):
             row.wrong("gpu_milli", "0 if and only if num_gpu is 0")
         begin, end = row.seconds("creation_time"), row.seconds("deletion_time")
         if begin is not None and end is not None and end < begin:

@@ -146,6 +146,13 @@ TABLE = [
             "starts when there is room in it"
         ),
     ),
+    (
+        Refusal(R.PREEMPTION, "wait", 60, 59),
+        (
+            "preemption: asked after 59 s of waiting, free to displace others after 60 s; starts "
+            "when it has waited that long or room falls free"
+        ),
+    ),
 ]
 
 

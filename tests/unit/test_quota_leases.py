@@ -127,9 +127,25 @@ def test_a_lease_handed_back_is_free_at_once() -> None:
     """With its last report."""
     books = book()
     granted(books, lease("l", 5))
-    books.hand_back("l", [entry("s", 1)])
+    books.hand_back("l", [entry("s", 1)], 1.0)
     assert (books.ledger.used("a"), books.ledger.leased("a")) == (cpu(1), {})
-    books.hand_back("l", [])
+    books.hand_back("l", [], 1.0)
+
+
+def test_an_id_is_for_one_slice() -> None:
+    """A request or an answer that comes once more after it was handed back buys nothing."""
+    books, purse = book(), Purse("gw")
+    answer = granted(books, lease("l", 5))
+    purse.put(answer, sent_at=0.0)
+    purse.drop("l")
+    purse.put(answer, sent_at=0.0)
+    assert purse.spend(entry("s", 1), 1.0) != "l"
+    books.hand_back("l", [], 1.0)
+    assert not isinstance(books.grant(lease("l", 5), 2.0), Lease)
+    assert books.ledger.leased("a") == {}
+    books.expire(700.0, 700.0)
+    purse.due(700.0)
+    assert isinstance(books.grant(lease("l", 5), 700.0), Lease)
 
 
 def test_a_new_leader_waits_for_the_leases_of_the_old() -> None:

@@ -242,6 +242,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.number = 0
         self.clocks = [(1 + DRIFT * 0.99, 3e6), (1 - DRIFT * 0.99, -500.0)]
         self.purses = [Purse("gw0"), Purse("gw1")]
+        self.asked: list[tuple[int, Lease]] = []
         self.answers: list[tuple[int, Lease, float]] = []
         self.reports: list[tuple[str, list[Entry]]] = []
         self.flying: list[tuple[float, Entry, str]] = []
@@ -288,14 +289,13 @@ class LeaseMachine(RuleBasedStateMachine):
         gateway=st.integers(0, 1), count=st.integers(1, 12), lost=st.booleans(), old=st.booleans()
     )
     def ask(self, gateway: int, count: int, *, lost: bool, old: bool) -> None:
-        """A gateway asks for a slice, or again for one it has; the answer may be lost or late."""
+        """A gateway asks for a slice, or once more; the answer may be lost or late."""
         self.number += 1
-        name = f"l{self.number}"
-        if old and self.purses[gateway].leases:
-            name = min(self.purses[gateway].leases)
-        found = self.book.grant(
-            Lease(name, f"gw{gateway}", "t/p", {"sandboxes": count}, GUARANTEED, 0), self.now
-        )
+        fresh = Lease(f"l{self.number}", f"gw{gateway}", "t/p", {"sandboxes": count}, GUARANTEED, 0)
+        mine = [lease for number, lease in self.asked if number == gateway]
+        asked = mine[count % len(mine)] if old and mine else fresh
+        self.asked.append((gateway, asked))
+        found = self.book.grant(asked, self.now)
         if isinstance(found, Lease) and not lost:
             self.answers.append((gateway, found, self.local(gateway)))
 
@@ -332,6 +332,16 @@ class LeaseMachine(RuleBasedStateMachine):
             if found is not None and not lost:
                 purse.reported(lease_id, sent)
                 self.answers.append((gateway, found, asked_at))
+
+    @rule(gateway=st.integers(0, 1), lost=st.booleans())
+    def hand_back(self, gateway: int, *, lost: bool) -> None:
+        """A gateway needs its oldest slice no more; the leader may not hear of it."""
+        purse = self.purses[gateway]
+        for lease_id in list(purse.leases)[:1]:
+            sent = list(purse.unreported[lease_id])
+            purse.drop(lease_id)
+            if not lost:
+                self.book.hand_back(lease_id, sent, self.now)
 
     @precondition(lambda self: self.reports)
     @rule(data=st.data())

@@ -109,16 +109,23 @@ def amounts_of(
     whole card, never as less than it takes.
     """
     memory = max(resources.gpu_memory_bytes, resources.gpu_shares * GIB // SHARES_PER_GIB)
-    shared = (resources.gpu_mode or GpuMode.WHOLE) not in EXCLUSIVE
-    part = min(1000, -(-1000 * memory // card_bytes)) if shared and card_bytes and memory else 1000
+    cards = resources.gpu_count
+    if resources.gpu_milli or resources.gpu_shares:
+        # a part of a card is of one card where no number is said
+        cards = max(1, cards)
+    part = 1000
+    if resources.gpu_milli:
+        part = min(1000, resources.gpu_milli)
+    elif card_bytes and memory and (resources.gpu_mode or GpuMode.SHARES) not in EXCLUSIVE:
+        part = min(1000, -(-1000 * memory // card_bytes))
     found = {
         "cpu_milli": resources.cpu_milli,
         "memory_bytes": resources.memory_bytes,
         "disk_bytes": resources.disk_bytes,
         "sandboxes": 1,
-        "gpu_milli": part * resources.gpu_count,
-        "gpu_memory_bytes": memory * resources.gpu_count,
-        "gpu_shares": gpu_shares(memory) * resources.gpu_count,
+        "gpu_milli": part * cards,
+        "gpu_memory_bytes": memory * cards,
+        "gpu_shares": gpu_shares(memory) * cards,
     }
     if machine_cpu_milli:
         found["cpu_shares"] = -(-SHARES_PER_MACHINE * resources.cpu_milli // machine_cpu_milli)

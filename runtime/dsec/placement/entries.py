@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from dsec.api.experiment import TaskClass
-from dsec.placement.accounts import Amounts, QuotaError, amounts, split
+from dsec.placement.accounts import Amounts, QuotaError, amounts, amounts_of, split
+from dsec.placement.asked import Asked
 from dsec.placement.refusal import Refusal
+from dsec.placement.request import Request
 
 GIVEN_BACK_WHEN_PAUSED = frozenset({"cpu_milli", "cpu_shares"})
 """A frozen sandbox runs nothing, but its memory, disk and devices stay taken."""
@@ -53,6 +55,30 @@ class Entry:
     def paused(self) -> bool:
         """Whether it has given something back for the time being."""
         return bool(self.given_back)
+
+
+def entry_of(request: Request, account: str, *, since: float = 0.0, role: str = "") -> Entry:
+    """Return the entry of a request: the figures are those that placement books on a node.
+
+    CPU asked in relative shares counts as such, since the machine is not known yet (CONF-08).
+    """
+    asked = Asked.of(request)
+    found = amounts_of(request.resources) | {"cpu_milli": asked.cpu}
+    if asked.relative_shares:
+        found["cpu_shares"] = asked.relative_shares
+    if request.gpu_slices:
+        found["gpu_milli"] = 1000 * asked.gpus
+    return Entry(
+        request.id,
+        account,
+        found,
+        request.task_class,
+        request.priority,
+        request.queue,
+        since,
+        role,
+        request.gang,
+    )
 
 
 @dataclass(frozen=True, slots=True)

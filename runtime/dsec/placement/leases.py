@@ -34,6 +34,8 @@ SAFETY_S = 2.0
 """A holder stops this much earlier: the longest that one of its calls may take."""
 MARGIN_S = 2.0
 """The leader keeps the slice this much longer."""
+RETIRED_S = 600.0
+"""How long an id stays used up: no request is still on its way after that."""
 DRIFT = 0.01
 """Most that two monotonic clocks differ in rate; real ones differ by a ten-thousandth of that."""
 
@@ -67,6 +69,7 @@ class LeaseBook:
         self._spent: dict[str, set[str]] = {}
         self._granted: dict[str, Lease] = {}
         self._revoked: set[str] = set()
+        self._retired: dict[str, float] = {}
 
     def restore(self, shown: Iterable[Lease], now: float, *, complete: bool = False) -> list[str]:
         """Take over leases of the leader before, as their holders show them.
@@ -94,13 +97,13 @@ class LeaseBook:
     def grant(self, lease: Lease, now: float) -> Lease | tuple[Refusal, ...]:
         """Book and grant a slice, whole, or say why not.
 
-        Idempotent by id, which the holder makes; asked again, it is a renewal, because the holder
-        counts its time from the second request.
+        Idempotent by id, which the holder makes, anew for each slice; asked again, it is a renewal,
+        because the holder counts its time from the second request.
         """
         if lease.id in self._granted:
             renewed = self.renew(lease.id, (), now)
             return renewed or (Refusal(PendingReason.CONTROL_PLANE, "lease", 1),)
-        if not self.open(now):
+        if lease.id in self._retired or not self.open(now):
             return (Refusal(PendingReason.CONTROL_PLANE, "lease", 1),)
         granted = replace(lease, epoch=self.epoch, duration_s=DURATION_S)
         refusals = self.ledger.lease(_entry(granted))
@@ -144,10 +147,10 @@ class LeaseBook:
         if not live:
             self.ledger.end(entry.id)
 
-    def hand_back(self, lease_id: str, spent: Iterable[Entry]) -> None:
+    def hand_back(self, lease_id: str, spent: Iterable[Entry], now: float) -> None:
         """End a lease at its holder's wish: its last report, then the rest is free at once."""
         self.report(lease_id, spent)
-        self._drop(lease_id)
+        self._drop(lease_id, now)
 
     def revoke(self, lease_ids: Iterable[str]) -> None:
         """Renew these no more: their owner asks for what they borrow."""
@@ -175,7 +178,10 @@ class LeaseBook:
             if until + MARGIN_S <= min(now, self.read_until)
         ]
         for lease_id in late:
-            self._drop(lease_id)
+            self._drop(lease_id, now)
+        old = [lease_id for lease_id, at in self._retired.items() if at + RETIRED_S <= now]
+        for lease_id in old:
+            del self._retired[lease_id]
         return late
 
     def _keep(self, lease: Lease, now: float) -> None:
@@ -183,8 +189,9 @@ class LeaseBook:
         self.until[lease.id] = now + DURATION_S
         self._spent[lease.id] = set()
 
-    def _drop(self, lease_id: str) -> None:
+    def _drop(self, lease_id: str, now: float) -> None:
         self.ledger.release(lease_id)
+        self._retired[lease_id] = now
         for known in (self._granted, self.until, self._spent):
             known.pop(lease_id, None)
         self._revoked.discard(lease_id)
@@ -200,13 +207,15 @@ class Purse:
         self.unreported: dict[str, list[Entry]] = {}
         self._left: dict[str, dict[str, int]] = {}
         self._ends: dict[str, float] = {}
+        self._dropped: dict[str, float] = {}
 
     def put(self, lease: Lease, sent_at: float) -> None:
         """Take a grant or renewal that was asked for at `sent_at`.
 
-        One of an older epoch than has been seen is thrown away: its leader rules no more.
+        Thrown away is one of an older epoch than has been seen, because its leader rules no more,
+        and a late answer about a slice that was dropped: it would be spent twice.
         """
-        if lease.epoch < self.epoch:
+        if lease.epoch < self.epoch or lease.id in self._dropped:
             return
         self.epoch = lease.epoch
         if lease.id not in self.leases:
@@ -257,11 +266,15 @@ class Purse:
 
     def due(self, now: float) -> list[str]:
         """Return the leases to renew now: half of their time has passed."""
+        for lease_id in [one for one, ends in self._dropped.items() if ends + RETIRED_S <= now]:
+            del self._dropped[lease_id]
         half = (DURATION_S - SAFETY_S) / 2
         return [lease_id for lease_id, ends in self._ends.items() if ends - now <= half]
 
     def drop(self, lease_id: str) -> None:
         """Forget a lease: handed back, refused, or long ended with everything reported."""
+        if lease_id in self._ends:
+            self._dropped[lease_id] = self._ends[lease_id]
         for known in (self.leases, self.unreported, self._left, self._ends):
             known.pop(lease_id, None)
 

@@ -5,8 +5,9 @@ lacks. Whoever would borrow asks nobody; whoever owns nothing has no right (and 
 a dimension of which it takes nothing, or of which its account has no more than it owns).
 
 To be asked: only work that consented (`pausable`, `preemptible`), of accounts that have more than
-they own in a dimension that lacks, at every level below that where it lacks. One predicate (`over`)
-says both who is asked and when it is enough, so that two accounts never take turns.
+they own in a dimension that lacks, at every level below that where it lacks; if that is not enough,
+at the highest of these levels alone. One predicate (`over`) says both who is asked and when it is
+enough, so that two accounts never take turns.
 
 Order: pausable first (TEN-02), lowest priority, youngest.
 """
@@ -56,13 +57,19 @@ def borrower(ledger: Ledger, entry: Entry, dimensions: Iterable[str]) -> bool:
 
 
 def give_back(
-    ledger: Ledger, asking: Sequence[Entry], *, own_below: int | None = None
+    ledger: Ledger,
+    asking: Sequence[Entry],
+    *,
+    own_below: int | None = None,
+    kept: Collection[str] = (),
+    others: bool = True,
 ) -> list[Return] | None:
     """Return the least that has to be given back until the ledger admits `asking` whole.
 
     An empty list: it is admitted now. None: asking back does not help, or it has no right to.
     `own_below`: work of the asker's own tenant of a lower priority than this is also taken
-    (preemption within a tenant). The ledger is not changed.
+    (preemption within a tenant). `kept`: work that is not asked. `others=False`: it has not waited
+    long enough to ask borrowers. The ledger is not changed.
     """
     trial = ledger.fork()
     for entry in asking:
@@ -72,14 +79,18 @@ def give_back(
     asking = _as_admitted(trial, asking)
     for entry in asking:
         trial.hold(entry, inf)
-    taken = _ask(trial, asking)
+    taken: list[Return] = []
+    rounds: list[tuple[bool, int | None]] = [(True, None), (False, None)] if others else []
     if own_below is not None:
-        taken += _ask(trial, asking, own_below, {victim.entry.id for victim in taken})
+        rounds.append((True, own_below))
+    for deep, below in rounds:
+        out = {*kept, *(victim.entry.id for victim in taken)}
+        taken += _ask(trial, asking, out, deep=deep, own_below=below)
     if not taken or _tight(trial, asking):
         return None
-    kept = _pruned(trial, taken, asking)
+    fewest = _pruned(trial, taken, asking)
     # guaranteed work may lack nominal amounts as well, which nobody can give back
-    return None if trial.check(*asking) else kept
+    return None if trial.check(*asking) else fewest
 
 
 def _as_admitted(trial: Ledger, asking: Sequence[Entry]) -> Sequence[Entry]:
@@ -98,14 +109,18 @@ def _as_admitted(trial: Ledger, asking: Sequence[Entry]) -> Sequence[Entry]:
 def _ask(
     trial: Ledger,
     asking: Sequence[Entry],
-    own_below: int | None = None,
-    taken_before: Collection[str] = (),
+    kept: Collection[str],
+    *,
+    deep: bool,
+    own_below: int | None,
 ) -> list[Return]:
     """Take victims, softest first, while there is too little somewhere.
 
-    One pass is enough: with every victim there is less that lacks, and fewer have too much.
+    `deep`: only where every account down to the victim's has too much; else a project within its
+    part pays for its tenant, whose other work is guaranteed. One pass is enough: with every victim
+    there is less that lacks, and fewer have too much.
     """
-    out = {*taken_before, *(entry.id for entry in asking)}
+    out = {*kept, *(entry.id for entry in asking)}
     candidates = [e for e in trial.entries.values() if e.id not in out and consents(e)]
     taken: list[Return] = []
     for entry in sorted(candidates, key=softness):
@@ -116,7 +131,9 @@ def _ask(
             dimension
             for branch, dimension in tight
             if entry.amounts.get(dimension, 0)
-            and _has_to_give(trial, entry, branch, dimension, asker=asking[0], own_below=own_below)
+            and _has_to_give(
+                trial, entry, (branch, dimension), asking[0], deep=deep, own_below=own_below
+            )
         ]
         if useful:
             taken.append(_take(trial, entry, useful))
@@ -138,21 +155,23 @@ def _tight(ledger: Ledger, asking: Sequence[Entry]) -> list[tuple[Branch, str]]:
 def _has_to_give(
     ledger: Ledger,
     entry: Entry,
-    tight: Branch,
-    dimension: str,
-    *,
+    tight: tuple[Branch, str],
     asker: Entry,
+    *,
+    deep: bool,
     own_below: int | None,
 ) -> bool:
+    branch, dimension = tight
     chain = ledger.tree.chain(entry.account)
-    if tight not in chain:
+    if branch not in chain:
         return False
-    own = entry.tenant == asker.tenant
-    if own and own_below is not None and entry.priority < own_below:
-        return True
-    return _may_ask(ledger, tight, dimension, asker) and _over_below(
-        ledger, entry, tight, dimension
-    )
+    if own_below is not None:
+        return entry.tenant == asker.tenant and entry.priority < own_below
+    if not _may_ask(ledger, branch, dimension, asker):
+        return False
+    if deep or branch is chain[0]:
+        return _over_below(ledger, entry, branch, dimension)
+    return over(chain[chain.index(branch) - 1], dimension)
 
 
 def _may_ask(ledger: Ledger, tight: Branch, dimension: str, asker: Entry) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from dsec.api.reasons import PendingReason
+from dsec.placement.preemption_words import preemption_sentence
 from dsec.placement.quota_words import quota_sentence
 from dsec.placement.refusal import Refusal
 
@@ -234,4 +235,5 @@ _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.TAINT: _taint,
     PendingReason.POOL: _pool,
     PendingReason.TOPOLOGY: _topology,
+    PendingReason.PREEMPTION: preemption_sentence,
 }

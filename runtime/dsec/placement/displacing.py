@@ -1,0 +1,189 @@
+"""Plans of preemption while they are carried out: the leader's memory of who leaves for whom.
+
+Pure: controllers execute the steps and tell what came of them; times are passed in. What is lost in
+a crash: everything, on purpose. A new leader plans anew; who has left is gone, the others run.
+
+    started = displacing.start(plan, now)     # the victims to be asked now: each exactly once
+    displacing.gone(id)                       # stopped, paused, or its node is no more
+    displacing.failed(id)                     # a step did not work: it may be planned again
+    displacing.ready()                        # askers whose room is there: place them first
+    displacing.overdue(now)                   # askers to be planned anew, elsewhere
+
+From the plan to the asker's start its room is held: in the ledger by a hold, in the view by a
+booking on its future nodes, so that nobody else is placed there meanwhile (a nomination). A victim
+that does not die in time is given up with its node: the asker is planned for another one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsec.api.reasons import PendingReason
+from dsec.placement.asked import OverCapacityError
+from dsec.placement.entries import Entry
+from dsec.placement.ledger import Ledger
+from dsec.placement.plans import Displacement, Plan, PreemptionPolicy
+from dsec.placement.preemption_words import Hindrance
+from dsec.placement.refusal import Refusal
+from dsec.placement.view import ClusterView
+
+
+@dataclass(slots=True)
+class _Under:
+    """A plan under way: its victims that have not gone yet."""
+
+    plan: Plan
+    waiting_for: set[str]
+    deadline: float
+
+
+class Displacing:
+    """The plans under way, over the leader's view and ledger."""
+
+    def __init__(self, view: ClusterView, ledger: Ledger, policy: PreemptionPolicy) -> None:
+        self.view = view
+        self.ledger = ledger
+        self.policy = policy
+        self.plans: dict[str, _Under] = {}
+        self.victims: dict[str, Displacement] = {}
+        self.spared: dict[str, set[str]] = {}
+
+    @property
+    def leaving(self) -> Mapping[str, bool]:
+        """Victims that have been asked and have not gone, and whether they stop: for `plan`."""
+        return {id_: victim.stops for id_, victim in self.victims.items()}
+
+    def spared_for(self, asker: str) -> frozenset[str]:
+        """Nodes on which a victim did not die for this asker: for `plan`."""
+        return frozenset(self.spared.get(asker, ()))
+
+    def start(self, plan: Plan, now: float) -> list[Displacement]:
+        """Hold the asker's room; return the victims to be asked now.
+
+        A victim that is on its way out for another plan is not asked again, and one whose node is
+        gone is nobody to ask: it is counted as gone at once.
+        """
+        self.drop(plan.asking.id)
+        if any(decision.node not in self.view.nodes for decision in plan.decisions):
+            # planned for a cluster that is no more: the next round plans anew
+            return []
+        new = [one for one in plan.displacements if one.id not in self.victims]
+        there = self.view.bookings()
+        asked = [one for one in new if one.id in there]
+        waiting_for = {one.id for one in plan.displacements if one.id in there}
+        waiting_for |= {id_ for id_ in plan.after if id_ in self.victims}
+        for one in new:
+            if one.id not in there:
+                self.ledger.end(one.id)
+        self.victims |= {one.id: one for one in asked}
+        until = now + self.policy.dies_within_s
+        for entry in plan.asking.entries:
+            self.ledger.hold(entry, until)
+        by_id = {request.id: request for request in plan.asking.requests}
+        for decision in plan.decisions:
+            self.view.book(by_id[decision.id], decision, force=True)
+        self.plans[plan.asking.id] = _Under(plan, waiting_for, until)
+        return asked
+
+    def gone(self, victim: str) -> None:
+        """Take note that a victim has stopped, rests, or is on a node that is no more.
+
+        Idempotent. Its entry and booking are changed here, so that they are changed once.
+        """
+        displacement = self.victims.pop(victim, None)
+        if displacement is None:
+            return
+        if displacement.stops or victim not in self.view.bookings():
+            self.view.release(victim)
+            self.ledger.end(victim)
+        else:
+            self.view.pause(victim)
+            if victim in self.ledger.entries:
+                self.ledger.pause(victim)
+        for under in self.plans.values():
+            under.waiting_for.discard(victim)
+
+    def failed(self, victim: str) -> list[str]:
+        """Take note that a victim could not be displaced: it runs on and may be planned again.
+
+        Returns the askers that have to be planned anew.
+        """
+        self.victims.pop(victim, None)
+        hit = [asker for asker, under in self.plans.items() if victim in under.waiting_for]
+        for asker in hit:
+            self.drop(asker)
+        return hit
+
+    def look(self) -> None:
+        """Count victims whose node was removed as gone."""
+        for victim in list(self.victims):
+            if victim not in self.view.bookings():
+                self.gone(victim)
+
+    def ready(self) -> list[Plan]:
+        """Return the plans whose victims have all gone; call `drop` right before placing them."""
+        return [under.plan for under in self.plans.values() if not under.waiting_for]
+
+    def overdue(self, now: float) -> list[str]:
+        """Give up plans with a victim that did not die in time; returns their askers.
+
+        Their nodes are spared in the asker's next plan. A plan that waits for nobody is not late.
+        """
+        late = [
+            asker
+            for asker, under in self.plans.items()
+            if under.waiting_for and under.deadline <= now
+        ]
+        for asker in late:
+            for victim in sorted(self.plans[asker].waiting_for):
+                booking = self.view.bookings().get(victim)
+                if booking is not None:
+                    self.spared.setdefault(asker, set()).add(booking.node)
+            self.drop(asker)
+        return late
+
+    def drop(self, asker: str) -> None:
+        """Give up what is held for an asker: it starts now, was withdrawn, or is planned anew.
+
+        Its victims stay on their way out: they cannot be called back.
+        """
+        under = self.plans.pop(asker, None)
+        if under is None:
+            return
+        for decision in under.plan.decisions:
+            self.view.release(decision.id)
+        for entry in under.plan.asking.entries:
+            self.ledger.unhold(entry.id)
+
+    def forget(self, asker: str) -> None:
+        """Forget an asker that has started or was withdrawn, with the nodes spared for it."""
+        self.drop(asker)
+        self.spared.pop(asker, None)
+
+    def hindrance(self, asker: str) -> Refusal | None:
+        """Return what an asker waits for, in words by `words.sentence`; None: it is not planned."""
+        under = self.plans.get(asker)
+        if under is None:
+            return None
+        return Refusal(PendingReason.PREEMPTION, Hindrance.LEAVING, 1, nodes=len(under.waiting_for))
+
+
+def resumable(view: ClusterView, ledger: Ledger) -> list[Entry]:
+    """Return the paused victims that can go on now, in their order: what was lent for a while.
+
+    Highest priority first, then the oldest; whoever has no room is passed over, so that room is not
+    left idle. Call it when work has ended: evaluation gives its room back at once (SCHED-18). What
+    is held for waiting work is not taken. Changes nothing: `view.resume` and `ledger.resume` do.
+    """
+    trial, books = view.fork(), ledger.fork()
+    found = []
+    paused = [entry for entry in ledger.entries.values() if entry.paused]
+    for entry in sorted(paused, key=lambda one: (-one.priority, one.since, one.id)):
+        if entry.id not in trial.bookings() or books.resume(entry.id):
+            continue
+        try:
+            trial.resume(entry.id)
+        except OverCapacityError:
+            books.pause(entry.id)
+            continue
+        found.append(entry)
+    return found

@@ -1,0 +1,379 @@
+"""Preemption: whose place waiting work may take, simulated before anything is done. Pure.
+
+    plan(view, ledger, asking, policy, now)  ->  Plan, or refusals in words
+
+Who may be displaced (never: guaranteed work, trainers, work that is on its way out already):
+
+1. borrowers, for an owner: accounts with more than they own give back, after `reclaim_after_s`;
+2. consenting work of lower priority, after `preempt_after_s` of waiting (TEN-09, TEN-10), in pools
+   where that is on (TEN-15); consenting work of equal priority in a queue that `gives_way`, at
+   once, for work of a queue that does not (SCHED-18).
+
+Work that would be above its tenant's own share displaces only its own tenant's work: else two
+borrowers would take turns. Pausable work is paused where that makes enough room, because memory and
+devices stay taken; else it is stopped (TEN-12). Its state is synced first (TEN-11).
+
+The plan is the least disturbing of those that work: victims' highest priority, then how many have
+to stop, how many there are, and who they are. It is tried on copies of view and ledger with the
+real placement, so that filters, topology and devices are all satisfied, and every victim without
+which it would still work is left out. A victim takes its gang along where too few of its group
+would be left.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dsec.api.experiment import TaskClass
+from dsec.api.reasons import PendingReason
+from dsec.placement.entries import Entry
+from dsec.placement.ledger import Ledger
+from dsec.placement.plans import Asking, Displacement, Plan, PreemptionPolicy, Step
+from dsec.placement.preemption_words import Hindrance
+from dsec.placement.queueing import Queue
+from dsec.placement.reclaim import borrower, consents, give_back, softness
+from dsec.placement.refusal import Refusal
+from dsec.placement.trial import Place, Trial, what_if
+from dsec.placement.view import ClusterView
+
+NODES_TRIED = 64
+"""Most nodes that are looked at closely for one asker; the others seem to need more victims."""
+Weight = tuple[int, int, int, int, float, list[str]]
+"""How much a plan disturbs; smaller is better."""
+PRUNED = 256
+"""Most victims of a plan for which leaving them out is tried one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One search: the asker, who may be displaced for it, and the world without earlier victims."""
+
+    trial: Trial
+    asking: Asking
+    allowed: Mapping[str, int]
+    """Victims by id, with their tier: 0 borrowers, 1 softer work."""
+    kept: Collection[str]
+    own_below: int | None
+    may_reclaim: bool
+
+    def quota(self, trial: Trial) -> dict[str, bool] | None:
+        """Return who has to give quota back besides those who have left, None: it does not help."""
+        found = give_back(
+            trial.books(),
+            self.asking.entries,
+            own_below=self.own_below,
+            kept=self.kept,
+            others=self.may_reclaim,
+        )
+        return None if found is None else {one.entry.id: not one.pause for one in found}
+
+
+def plan(
+    view: ClusterView,
+    ledger: Ledger,
+    asking: Asking,
+    policy: PreemptionPolicy,
+    now: float,
+    *,
+    place: Place = what_if,
+    leaving: Mapping[str, bool] | None = None,
+    spared: Collection[str] = (),
+) -> Plan | tuple[Refusal, ...]:
+    """Return the least disturbing plan for waiting work, or why there is none.
+
+    `leaving`: victims of earlier plans, by id, and whether they stop; they are asked only once.
+    `spared`: nodes whose victims would not die. Neither view nor ledger is changed. Raises
+    QueueError for a queue that is not declared.
+    """
+    queue = policy.queues.queue(asking.entries[0].queue)
+    on = view.bookings()
+    # who does not die on a spared node is counted as staying
+    going = {
+        id_: stops
+        for id_, stops in (leaving or {}).items()
+        if id_ not in on or on[id_].node not in spared
+    }
+    trial = Trial(view, ledger, asking.requests, asking.entries, place)
+    if going:
+        trial = trial.without(going)
+    decisions = trial.works()
+    if decisions is not None:
+        return Plan(asking, (), decisions, tuple(id_ for id_ in going if id_ in view.bookings()))
+    waited = now - asking.waiting_since
+    owner = _owner(trial.ledger, asking.entries)
+    stubborn = {id_ for name in spared if name in view.nodes for id_ in view.on(name)}
+    found = _allowed(trial, asking, policy, queue, waited=waited, owner=owner)
+    allowed = {id_: tier for id_, tier in found.items() if id_ not in {*going, *stubborn}}
+    patient = queue.preempts and waited >= policy.preempt_after_s
+    question = _Question(
+        trial,
+        asking,
+        allowed,
+        {*going, *stubborn},
+        own_below=asking.entries[0].priority if patient else None,
+        may_reclaim=waited >= policy.reclaim_after_s,
+    )
+    best = _least(question)
+    if best is not None:
+        return best
+    return (_hindrance(question, policy, queue, waited=waited, owner=owner),)
+
+
+def _owner(ledger: Ledger, entries: Sequence[Entry]) -> bool:
+    """Return whether a tenant is within what it owns with the askers: else it borrows."""
+    tenant = ledger.tree.branch(entries[0].tenant)
+    for dimension in {d for entry in entries for d in entry.amounts}:
+        nominal = tenant.nominal.get(dimension)
+        firm = all(entry.guaranteed for entry in entries)
+        taken = (tenant.guaranteed if firm else tenant.total).get(dimension, 0)
+        more = sum(entry.amounts.get(dimension, 0) for entry in entries)
+        if nominal is not None and taken + more > nominal:
+            return False
+    return True
+
+
+def _allowed(
+    trial: Trial,
+    asking: Asking,
+    policy: PreemptionPolicy,
+    queue: Queue,
+    *,
+    waited: float,
+    owner: bool,
+) -> dict[str, int]:
+    """Return who may be displaced, with the tier, first victims first."""
+    asker = asking.entries[0]
+    # without a share of its own nobody may ask back, whatever it asks
+    share = trial.ledger.tree.branch(asker.tenant).nominal
+    asked = {dimension for entry in asking.entries for dimension in entry.amounts} & set(share)
+    mine = {entry.id for entry in asking.entries}
+    tiers: dict[str, int] = {}
+    for entry in trial.ledger.entries.values():
+        if entry.id in mine or not consents(entry):
+            continue
+        booking = trial.view.bookings().get(entry.id)
+        if booking is None:
+            continue
+        if owner and waited >= policy.reclaim_after_s and borrower(trial.ledger, entry, asked):
+            tiers[entry.id] = 0
+            continue
+        if not owner and entry.tenant != asker.tenant:
+            continue
+        other = policy.queues.queues.get(entry.queue, Queue())
+        returns = other.gives_way and not queue.gives_way and entry.priority <= asker.priority
+        patient = queue.preempts and waited >= policy.preempt_after_s
+        pool = trial.view.nodes[booking.node].pool
+        here = policy.pools is None or pool in policy.pools
+        if returns or (patient and here and entry.priority < asker.priority):
+            tiers[entry.id] = 1
+    entries = trial.ledger.entries
+    order = sorted(tiers, key=lambda id_: (tiers[id_], softness(entries[id_])))
+    return {id_: tiers[id_] for id_ in order}
+
+
+def _least(question: _Question) -> Plan | None:
+    """Return the least disturbing plan that works, or None."""
+    trial, asking = question.trial, question.asking
+    quota = question.quota(trial)
+    found: list[tuple[Weight, Trial]] = []
+    if quota is not None:
+        base = trial.leave(quota)
+        if base is not None and base.works() is not None:
+            found.append(_weighed(question, _pruned(base)))
+    if len(asking.requests) == 1:
+        found += _by_node(question)
+    else:
+        whole = _by_prefix(question, quota)
+        if whole is not None:
+            found.append(_weighed(question, whole))
+    if not found:
+        return None
+    _, best = min(found, key=lambda one: one[0])
+    decisions = best.works()
+    if decisions is None:
+        return None
+    displacements = tuple(_displacement(best, id_, stops=s) for id_, s in best.left.items())
+    return Plan(asking, displacements, decisions)
+
+
+def _by_node(question: _Question) -> list[tuple[Weight, Trial]]:
+    """Return plans that clear one node each, the least disturbing first, with their weights.
+
+    Each is found on a copy of that node alone, which is quick; the best are then tried in the whole
+    cluster, where topology and the rest of the quota count as well.
+    """
+    trial = question.trial
+    by_node: dict[str, list[str]] = {}
+    for id_ in question.allowed:
+        by_node.setdefault(trial.view.bookings()[id_].node, []).append(id_)
+    local: list[tuple[Weight, Trial]] = []
+    for name in _promising(question, by_node):
+        small = trial.only(name)
+        softest = by_node[name]
+        tried = (
+            _clear(small, ids, stop=stop)
+            for stop in (False, True)
+            for ids in (softest, sorted(softest, key=lambda id_: _large_first(question, id_)))
+        )
+        local += [_weighed(question, cleared) for cleared in tried if cleared is not None]
+    local.sort(key=lambda one: one[0])
+    found = []
+    for _, cleared in local:
+        whole = _completed(question, cleared.left)
+        if whole is not None:
+            found.append(_weighed(question, whole))
+            if len(found) > 1:
+                break
+    return found
+
+
+def _promising(question: _Question, by_node: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the nodes to look at closely: those that seem to need the fewest and softest victims.
+
+    By CPU, memory and devices in sum; a node where even all would not be enough comes last.
+    """
+    asked = question.asking.entries[0].amounts
+    entries = question.trial.ledger.entries
+    ranks: list[tuple[int, int, int, str]] = []
+    for name, ids in by_node.items():
+        room = question.trial.view.room(name)
+        free = {
+            "cpu_milli": room["cpu"],
+            "memory_bytes": room["memory"],
+            "gpu_milli": max(1000 * room["gpu"], room["gpu share"]),
+        }
+        enough, worst, count = 1, 0, 0
+        for id_ in ids:
+            count += 1
+            worst = max(worst, entries[id_].priority) if count > 1 else entries[id_].priority
+            for dimension in free:
+                free[dimension] += entries[id_].amounts.get(dimension, 0)
+            if all(free[dimension] >= asked.get(dimension, 0) for dimension in free):
+                enough = 0
+                break
+        ranks.append((enough, worst, count, name))
+    return [name for *_, name in sorted(ranks)[:NODES_TRIED]]
+
+
+def _large_first(question: _Question, id_: str) -> tuple[int, bool, int, int]:
+    """Return what victims are sorted by so that few large ones go rather than many small."""
+    entry = question.trial.ledger.entries[id_]
+    asked = question.asking.entries[0].amounts
+    size = sum(
+        1000 * min(entry.amounts.get(dimension, 0), most) // most
+        for dimension, most in asked.items()
+    )
+    hard = entry.task_class is not TaskClass.PAUSABLE
+    return question.allowed[id_], hard, entry.priority, -size
+
+
+def _clear(small: Trial, ids: Iterable[str], *, stop: bool) -> Trial | None:
+    """Let victims of a node leave, softest first, until the asker fits; the needless then stay."""
+    for id_ in ids:
+        if id_ in small.left:
+            continue
+        further = small.leave({id_: stop or not _pausable(small, id_)})
+        if further is None:
+            continue
+        small = further
+        if small.places() is not None:
+            return _pruned(small, quota=False)
+    return None
+
+
+def _by_prefix(question: _Question, quota: Mapping[str, bool] | None) -> Trial | None:
+    """Return a plan for a gang: the shortest run of victims after which all of it fits, pruned."""
+    ids = list(question.allowed)
+    for stop in (False, True):
+        low, high = 1, len(ids)
+        best: Trial | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            victims = dict(quota or {})
+            for id_ in ids[:middle]:
+                victims.setdefault(id_, stop or not _pausable(question.trial, id_))
+            tried = question.trial.leave(victims, skip=True)
+            if tried is not None and tried.works() is not None:
+                best, high = tried, middle - 1
+            else:
+                low = middle + 1
+        if best is not None:
+            return _pruned(best)
+    return None
+
+
+def _completed(question: _Question, left: Mapping[str, bool]) -> Trial | None:
+    """Return the plan of one node in the whole cluster, with what the quota asks for besides."""
+    whole = question.trial.leave(left)
+    if whole is None:
+        return None
+    more = question.quota(whole)
+    whole = None if more is None else whole.leave(more)
+    return None if whole is None or whole.works() is None else _pruned(whole)
+
+
+def _pruned(tried: Trial, *, quota: bool = True) -> Trial:
+    """Leave out needless victims, and pause instead of stopping where that is enough."""
+    works = Trial.works if quota else Trial.places
+    for id_ in reversed(list(tried.left)[:PRUNED]):
+        if id_ not in tried.left:
+            continue
+        rest = {other: stops for other, stops in tried.left.items() if other != id_}
+        softer = {**tried.left, id_: False}
+        for victims in [rest, softer] if tried.left[id_] and _pausable(tried, id_) else [rest]:
+            fewer = tried.origin.leave(victims)
+            if (
+                fewer is not None
+                and len(fewer.left) <= len(tried.left)
+                and works(fewer) is not None
+            ):
+                tried = fewer
+                break
+    return tried
+
+
+def _weighed(question: _Question, tried: Trial) -> tuple[Weight, Trial]:
+    """Return a plan with how much it disturbs."""
+    entries = question.trial.ledger.entries
+    victims = [entries[id_] for id_ in tried.left]
+    weight = (
+        max((victim.priority for victim in victims), default=0),
+        sum(tried.left.values()),
+        len(victims),
+        max((question.allowed.get(victim.id, 0) for victim in victims), default=0),
+        -sum(victim.since for victim in victims),
+        sorted(victim.id for victim in victims),
+    )
+    return weight, tried
+
+
+def _pausable(trial: Trial, id_: str) -> bool:
+    entry = trial.origin.ledger.entries[id_]
+    return entry.task_class is TaskClass.PAUSABLE and not entry.paused
+
+
+def _displacement(trial: Trial, id_: str, *, stops: bool) -> Displacement:
+    booking = trial.origin.view.bookings().get(id_)
+    if booking is None:
+        # its node is gone, and it with it: nothing to ask of it, only books to set right
+        return Displacement(id_, "", ())
+    if trial.origin.ledger.entries[id_].paused:
+        # it was synced before it was paused, and cannot be now
+        return Displacement(id_, booking.node, (Step.STOP,))
+    return Displacement(id_, booking.node, (Step.SYNC, Step.STOP if stops else Step.PAUSE))
+
+
+def _hindrance(
+    question: _Question, policy: PreemptionPolicy, queue: Queue, *, waited: float, owner: bool
+) -> Refusal:
+    """Return the first thing that keeps the asker from displacing anybody."""
+    asker = question.asking.entries[0]
+    reason = PendingReason.PREEMPTION
+    if not queue.preempts and not question.allowed:
+        return Refusal(reason, Hindrance.QUEUE, asker.queue)
+    if waited < policy.preempt_after_s:
+        return Refusal(reason, Hindrance.WAIT, int(policy.preempt_after_s), int(waited))
+    if question.allowed:
+        return Refusal(reason, Hindrance.USELESS, 1, nodes=len(question.allowed))
+    if not owner:
+        return Refusal(reason, Hindrance.SHARE, 1, whose=asker.tenant)
+    return Refusal(reason, Hindrance.CONSENT, 1)

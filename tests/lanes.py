@@ -109,8 +109,9 @@ class Runner:
         begun, log = time.monotonic(), self.reports / f"{run.name}.log"
         with log.open("wb") as output:
             status = self._pytest(run, output.fileno())
-        text = log.read_text(errors="replace")
-        _say(f"\n── {run.name} (beside the others, {time.monotonic() - begun:.0f} s)\n{text}")
+        if status != STOPPED:
+            text, seconds = log.read_text(errors="replace"), time.monotonic() - begun
+            _say(f"\n── {run.name} (beside the others, {seconds:.0f} s)\n{text}")
         return status
 
     def _pytest(self, run: Run, output: int | None) -> int:

@@ -91,11 +91,13 @@ def test_an_interrupt_lets_tests_tidy_up(runner: Runner, monkeypatch: pytest.Mon
     assert not (runner.root / "begun").exists()
 
 
-def test_nothing_begins_after_a_stop(runner: Runner) -> None:
-    """A lane that was just about to start its next run leaves it."""
+def test_nothing_begins_after_a_stop(runner: Runner, capfd: pytest.CaptureFixture[str]) -> None:
+    """A lane that was just about to start its next run leaves it, and shows nothing of it."""
     runner.stop()
-    assert statuses(runner.phase(((Run("late", (SECOND,)),),))) == [("late", STOPPED)]
+    rows = runner.phase(((Run("live", (SECOND,)),), (Run("late", (SECOND,)),)))
+    assert statuses(rows) == [("live", STOPPED), ("late", STOPPED)]
     assert not (runner.root / "begun").exists()
+    assert "late" not in capfd.readouterr().out
 
 
 def test_the_command_leaves_the_soak_out(tmp_path: Path) -> None:

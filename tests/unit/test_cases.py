@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,8 @@ def test_the_result_of_a_case_is_its_worst_test(tmp_path: Path) -> None:
         "@pytest.mark.case('two#2')\ndef test_rest() -> None: ...\n",
     )
     command = [sys.executable, SOURCE, "--tests", tests, "--output", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # none is needed, and they cost
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 1, done.stderr
     said = json.loads(done.stdout)
     assert [(one["id"], one["result"]) for one in said["items"]] == [
@@ -90,9 +92,9 @@ def test_the_result_of_a_case_is_its_worst_test(tmp_path: Path) -> None:
     assert said["faults"] == ["one#1: failed", "two#2: failed"]
 
 
-def test_the_list_says_what_is_right(tool: ModuleType) -> None:
-    """Every report has a sentence; no two have the same name."""
+def test_every_report_has_a_test(tool: ModuleType) -> None:
+    """Marks and list agree, without running anything."""
     cases = tool.read_list()
     assert len(cases) > 60
-    assert not [line for line in tool.faults(cases, {}) if "listed twice" in line]
+    assert tool.faults(cases, tool.marked()) == []
     assert json.dumps([tool.plain(case) for case in cases])

@@ -1,18 +1,20 @@
 """Decision records and dumps: compact, complete, and the same decision again offline."""
 
 from datetime import UTC, datetime
+from math import inf
 
 import pytest
 from dsec.api.decisions import LedgerFigure
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Account, QuotaError, amounts_of
-from dsec.placement.dumps import DecisionDump, DumpError, dump, replay
+from dsec.placement.backfill import Waiting, run_round
+from dsec.placement.dumps import DecisionDump, DumpError, dump, line_of, replay
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
 from dsec.placement.record import InputsDigest, ledger_figures, records
-from dsec.placement.request import Request
+from dsec.placement.request import Decision, Request
 from dsec.placement.rounds import Wanted, decide
 from dsec.placement.scores import Weights
 from dsec.placement.view import ClusterView
@@ -130,7 +132,7 @@ def test_a_dump_replays_to_the_same_decision_after_json() -> None:
         mix=mix,
         weights=weights,
     )
-    taken.decisions = decide(seen, books, asked, mix=mix, weights=weights)
+    taken.decisions = decide(seen, books, asked, mix=mix, weights=weights, learn=False)
     found = replay(DecisionDump.model_validate_json(taken.model_dump_json()))
     assert found.differences == []
     assert found.same
@@ -151,6 +153,47 @@ def test_any_dump_replays_to_the_same(kinds: list[str]) -> None:
     taken = dump(seen, asked, at=AT)
     taken.decisions = place(seen, asked)
     assert replay(DecisionDump.model_validate_json(taken.model_dump_json())).same
+
+
+def test_a_dump_of_a_line_keeps_room_as_it_was_kept() -> None:
+    """The head waits for the end of what runs; a short one may overtake it, a long one may not."""
+    seen, books = view(node("a", 4), node("b", 4)), Ledger()
+    books.put(Account("t", {}))
+    place(seen, [request("r1", cores=4), request("r2", cores=2)])
+    asked = [
+        wanted(request("head", cores=4)),
+        wanted(request("long", cores=2)),
+        wanted(request("short", cores=2)),
+    ]
+    works = [
+        Waiting(one.request.id, (one.request,), 0.0, 10.0 if one.request.id == "short" else inf)
+        for one in asked
+    ]
+    about = {"now": 100.0, "ends": {"r1": 200.0, "r2": 150.0}, "kept": None, "rested": {}}
+    taken = dump(
+        seen,
+        [one.request for one in asked],
+        at=AT,
+        ledger=books,
+        entries=[one.entry for one in asked],
+        line=line_of(works, **about),
+    )
+
+    class Start:
+        def place(self, requests: list[Request]) -> list[Decision]:
+            return decide(seen, books, [wanted(one) for one in requests])
+
+        def undo(self, ids: list[str]) -> None:
+            for id_ in ids:
+                seen.release(id_)
+                books.end(id_)
+
+    done = run_round(seen, works, Start(), **about)
+    assert done.kept is not None
+    taken.decisions = [done.decisions[one.request.id] for one in asked]
+    assert [decision.id for decision in taken.decisions if decision.node] == ["short"]
+    found = replay(DecisionDump.model_validate_json(taken.model_dump_json()))
+    assert found.differences == []
 
 
 def test_a_dump_of_another_version_or_with_bad_bookings_is_refused() -> None:

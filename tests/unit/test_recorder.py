@@ -28,7 +28,7 @@ async def test_a_round_from_its_start_to_history() -> None:
     assert recorder.name("s0") == ""
     dumped = recorder.ask()
     now = datetime.now(UTC)
-    recorder.before(seen, books, Mix(), wanted, now)
+    recorder.before(seen, books, Mix(), wanted, at=now)
     found = decide(seen, books, wanted, record=True)
     recorder.after({decision.id: decision for decision in found})
     for id_ in ("s0", "s1", "huge"):

@@ -5,7 +5,7 @@ only repeat a refusal cost a copy of the view. The leader also dumps a whole rou
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,7 +13,7 @@ from dsec.api.decisions import DecisionRecord, LedgerFigure
 from dsec.journal.decisions import add_decision
 from dsec.journal.history import HistoryWriter
 from dsec.placement.accounts import DIMENSIONS
-from dsec.placement.dumps import DecisionDump, dump
+from dsec.placement.dumps import DecisionDump, Line, dump
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
@@ -55,9 +55,19 @@ class Recorder:
         return self._asked[-1]
 
     def before(
-        self, view: ClusterView, ledger: Ledger, mix: Mix, wanted: Sequence[Wanted], at: datetime
+        self,
+        view: ClusterView,
+        ledger: Ledger,
+        mix: Mix,
+        wanted: Sequence[Wanted],
+        *,
+        at: datetime,
+        line: Callable[[], Line] | None = None,
     ) -> None:
-        """Keep what a round starts from: all that its records and its dump need."""
+        """Keep what a round starts from: all that its records and its dump need.
+
+        `mix` has been told of the requests. `line` is called where a dump was asked for.
+        """
         every = dict.fromkeys(DIMENSIONS, 1)
         figures = {
             account: ledger_figures(ledger, Entry("any", account, every))
@@ -75,12 +85,18 @@ class Recorder:
                 ledger=ledger,
                 entries=[one.entry for one in wanted],
                 mix=mix,
+                line=line() if line else None,
             )
 
-    def after(self, decisions: Mapping[str, Decision]) -> None:
-        """Take what came out, by id; hand out the dump where one was asked for."""
+    def after(
+        self, decisions: Mapping[str, Decision], later: Mapping[str, Decision] | None = None
+    ) -> None:
+        """Take what came out, by id; hand out the dump where one was asked for.
+
+        `later` are decisions of a second look at some of them, which no replay repeats.
+        """
         if self._round is not None:
-            self._round.decisions = decisions
+            self._round.decisions = {**decisions, **(later or {})}
         if self._dump is not None:
             self._dump.decisions = [decisions[request.id] for request in self._dump.requests]
             asked, self._asked = self._asked, []

@@ -1,11 +1,13 @@
 """Dumps of decisions: everything that one round read, as JSON, and the same round again. Pure.
 
 `dump` before the round, `decisions` of it set afterwards; `replay` runs today's code on it and says
-whether the same comes out. What the mix has learned is in it, but its tables are made anew: where
-they had drifted, a replay may choose another of nearly equal nodes.
+whether the same comes out. The mix is dumped after it was told of the requests; its tables are made
+anew: where they had drifted, a replay may choose another of nearly equal nodes.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,12 +15,15 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.decisions import DecisionRecord, LedgerFigure
+from dsec.api.reasons import PendingReason
 from dsec.placement.accounts import Account
+from dsec.placement.backfill import Reservation, Waiting, run_round
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
 from dsec.placement.record import InputsDigest, ledger_figures, records
+from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Node, Request
 from dsec.placement.rounds import Wanted, decide
 from dsec.placement.scores import Weights
@@ -55,6 +60,34 @@ class Books(WireModel):
     wanted: list[Entry] = Field(default=[], description="In the order of the requests.")
 
 
+class Turn(WireModel):
+    """Work that starts together or not at all, and how long it may run; unset: for ever."""
+
+    name: str
+    requests: list[str]
+    since: float
+    run_seconds: float | None = None
+
+
+class Kept(WireModel):
+    """Room kept for work at the head of the line, from the round before."""
+
+    name: str
+    decisions: list[Decision]
+    start: float | None = None
+    expires: float
+
+
+class Line(WireModel):
+    """The order of waiting work, and what is known of ends: what decides who may overtake."""
+
+    now: float
+    turns: list[Turn]
+    ends: dict[str, float] = {}
+    kept: Kept | None = None
+    rested: dict[str, float] = {}
+
+
 class DecisionDump(WireModel):
     """Everything that one round of decisions was made from, and what came out."""
 
@@ -65,6 +98,7 @@ class DecisionDump(WireModel):
     nodes: list[Node]
     bookings: list[Held] = []
     books: Books | None = Field(default=None, description="Unset: quota was not looked at.")
+    line: Line | None = Field(default=None, description="Unset: nothing is kept for anybody.")
     mix: dict[str, Any] | None = None
     weights: Weights
     requests: list[Request]
@@ -91,10 +125,12 @@ def dump(
     entries: Sequence[Entry] = (),
     mix: Mix | None = None,
     weights: Weights | None = None,
+    line: Line | None = None,
 ) -> DecisionDump:
     """Return a dump, taken before the decision; the caller sets `decisions` afterwards.
 
-    `entries` are those of the requests, in their order, where the ledger is asked.
+    `entries` are those of the requests, in their order, where the ledger is asked; then `line` says
+    whether and how room was kept (see `line_of`).
     """
     return DecisionDump(
         at=at,
@@ -108,8 +144,45 @@ def dump(
         books=None if ledger is None else _books(ledger, entries),
         mix=None if mix is None else mix.state(),
         weights=weights or Weights(),
+        line=line,
         requests=list(requests),
     )
+
+
+def line_of(
+    works: Sequence[Waiting],
+    *,
+    now: float,
+    ends: Mapping[str, float],
+    kept: Reservation | None,
+    rested: Mapping[str, float],
+) -> Line:
+    """Return the line of a round of `backfill.run_round`, from what that is given."""
+    return Line(
+        now=now,
+        turns=[
+            Turn(
+                name=work.name,
+                requests=[request.id for request in work.requests],
+                since=work.since,
+                run_seconds=_finite(work.run_seconds),
+            )
+            for work in works
+        ],
+        ends={id_: end for id_, end in ends.items() if math.isfinite(end)},
+        kept=kept
+        and Kept(
+            name=kept.name,
+            decisions=list(kept.decisions),
+            start=_finite(kept.start),
+            expires=kept.expires,
+        ),
+        rested=dict(rested),
+    )
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _books(ledger: Ledger, wanted: Sequence[Entry]) -> Books:
@@ -133,17 +206,19 @@ def replay(taken: DecisionDump) -> Replay:
     mix = None if taken.mix is None else Mix.from_state(taken.mix)
     figures = None
     if taken.books is None:
-        decisions = place(view, taken.requests, mix=mix, weights=taken.weights, record=True)
+        decisions = place(
+            view, taken.requests, mix=mix, weights=taken.weights, record=True, learn=False
+        )
     else:
         ledger = _ledger(taken.books)
-        entries = {entry.id: entry for entry in taken.books.wanted}
-        wanted = [Wanted(request, entries[request.id]) for request in taken.requests]
         books = ledger.fork()
+        entries = {entry.id: entry for entry in taken.books.wanted}
+        again = _Again(view, ledger, entries, mix, taken.weights)
+        decisions = again.run(taken.line, taken.requests)
 
         def figures(request: Request) -> list[LedgerFigure]:
             return ledger_figures(books, entries[request.id])
 
-        decisions = decide(view, ledger, wanted, mix=mix, weights=taken.weights, record=True)
     found = [] if inputs == taken.inputs else [f"inputs: dumped {taken.inputs}, replayed {inputs}"]
     for then, now in zip(taken.decisions, decisions, strict=True):
         if (then.node, then.devices, then.cpus) != (now.node, now.devices, now.cpus):
@@ -164,6 +239,66 @@ def replay(taken: DecisionDump) -> Replay:
         differences=found,
         records=list({record.id: record for record in made.values()}.values()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Starts the work of a replayed round: quota, then room."""
+
+    view: ClusterView
+    ledger: Ledger
+    entries: Mapping[str, Entry]
+    mix: Mix | None
+    weights: Weights
+
+    def run(self, line: Line | None, requests: Sequence[Request]) -> list[Decision]:
+        """Decide in one go, or in the order of a line with what is kept in it."""
+        if line is None:
+            return self.place(requests)
+        by_id = {request.id: request for request in requests}
+        works = [
+            Waiting(
+                turn.name,
+                tuple(by_id[id_] for id_ in turn.requests),
+                turn.since,
+                math.inf if turn.run_seconds is None else turn.run_seconds,
+            )
+            for turn in line.turns
+        ]
+        kept = None
+        if line.kept is not None:
+            start = math.inf if line.kept.start is None else line.kept.start
+            kept = Reservation(line.kept.name, tuple(line.kept.decisions), start, line.kept.expires)
+        done = run_round(
+            self.view,
+            works,
+            self,
+            ends=line.ends,
+            now=line.now,
+            kept=kept,
+            rested=line.rested,
+        )
+        late = (Refusal(PendingReason.RESERVED, done.kept.name if done.kept else "", 1),)
+        return [done.decisions.get(id_) or Decision(id_, refusals=late) for id_ in by_id]
+
+    def place(self, requests: Sequence[Request]) -> list[Decision]:
+        """Decide on requests, in order."""
+        wanted = [Wanted(request, self.entries[request.id]) for request in requests]
+        return decide(
+            self.view,
+            self.ledger,
+            wanted,
+            mix=self.mix,
+            weights=self.weights,
+            record=True,
+            learn=False,
+        )
+
+    def undo(self, ids: Sequence[str]) -> None:
+        """Give room and quota back."""
+        for id_ in ids:
+            self.view.release(id_)
+            self.ledger.end(id_)
 
 
 def _view(taken: DecisionDump) -> ClusterView:

@@ -33,6 +33,7 @@ def decide(
     mix: Mix | None = None,
     weights: Weights | None = None,
     record: bool = False,
+    learn: bool = True,
 ) -> list[Decision]:
     """Return one decision each, in order; what is accepted is booked in view and ledger.
 
@@ -58,7 +59,9 @@ def decide(
         else:
             counted |= {member.entry.id for member in members} - before
     admitted = [one.request for one in wanted if one.request.id not in over]
-    placed = place(view, admitted, mix=mix, weights=weights or Weights(), record=record)
+    placed = place(
+        view, admitted, mix=mix, weights=weights or Weights(), record=record, learn=learn
+    )
     found = {decision.id: decision for decision in placed}
     for decision in placed:
         if not decision.node and decision.id in counted:

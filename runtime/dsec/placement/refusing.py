@@ -121,22 +121,30 @@ def _shortfalls(
     return tuple(sorted(found, key=lambda one: (-one.nodes, one.dimension)))
 
 
-_TOTALS: dict[Column, Callable[[Node], int]] = {
+_OF_PROFILES: dict[Column, Callable[[Node], int]] = {
+    Column.CPU: lambda node: node.cpu_milli * node.overcommit_milli // WHOLE,
+    Column.PINS: lambda node: len(node.cpus),
+}
+_OF_NODES: dict[Column, Callable[[Node], int]] = {
     Column.MEMORY: attrgetter("memory_bytes"),
     Column.PIDS: attrgetter("pids"),
     Column.DISK: attrgetter("disk_bytes"),
     Column.DENSITY: attrgetter("sandboxes"),
     Column.IOPS: attrgetter("disk_iops"),
     Column.BANDWIDTH: attrgetter("disk_bytes_per_second"),
-    Column.CPU: lambda node: node.cpu_milli * node.overcommit_milli // WHOLE,
-    Column.PINS: lambda node: len(node.cpus),
 }
 
 
 def _largest(view: ClusterView, rows: Ints, column: Column) -> int:
     """Return the largest total of these nodes."""
-    described, total = view.described, _TOTALS[column]
-    return saturated(max(total(described[row]) for row in rows.tolist()))
+    if column in _OF_PROFILES:
+        total, nodes = (
+            _OF_PROFILES[column],
+            map(view.profiles.__getitem__, np.unique(view.profile[rows])),
+        )
+    else:
+        total, nodes = _OF_NODES[column], map(view.described.__getitem__, rows.tolist())
+    return saturated(max(map(total, nodes)))
 
 
 def _card_shortfalls(

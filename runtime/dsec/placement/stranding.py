@@ -25,6 +25,7 @@ Values of V are multiples of 2^-10, so sums of them are exact: scalar and vector
 the same bits, and figures kept by adding and subtracting never drift from those made anew.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -117,8 +118,8 @@ def node_table(
     """
     cpu_step = 1000.0 * max(1, -(-cpu_milli // (1000 * _MAX_CELLS)))
     usable_step = float(_USABLE_STEP * max(1, -(-gpus * WHOLE // (_USABLE_STEP * _MAX_CELLS))))
-    cpu = np.arange(max(2, int(-(-cpu_milli // cpu_step)) + 1)) * (cpu_step / 1000)
-    usable = np.arange(max(2, int(-(-gpus * WHOLE // usable_step)) + 1)) * usable_step
+    cpu = _steps(cpu_milli, cpu_step) / 1000
+    usable = _steps(gpus * WHOLE, usable_step)
     ordered = sorted((one for one in shapes if one.weight > 0 and one.milli > 0), key=_size)
     if not ordered:
         return NodeTable(cpu_step, usable_step, np.repeat(usable[None, :], len(cpu), axis=0))
@@ -127,10 +128,15 @@ def node_table(
     bounds = np.cumsum([one.weight for one in ordered])
     drawn = np.searchsorted(bounds / bounds[-1], _uniform(samples, draws), side="right")
     drawn = np.minimum(drawn, len(ordered) - 1)
-    total = np.zeros((len(cpu), len(usable)))
+    total: Floats = np.zeros((len(cpu), len(usable)))
     for first in range(0, samples, _CHUNK):
         total += _poured(drawn[first : first + _CHUNK], cores, asked, cpu, usable)
     return NodeTable(cpu_step, usable_step, total / samples)
+
+
+def _steps(most: int, step: float) -> Floats:
+    """Return 0, step, 2 step, ... until `most` is covered; at least two."""
+    return np.asarray(np.arange(max(2, math.ceil(most / step) + 1)) * step)
 
 
 def _poured(drawn: Ints, cores: Singles, asked: Singles, cpu: Floats, usable: Floats) -> Floats:
@@ -147,7 +153,7 @@ def _poured(drawn: Ints, cores: Singles, asked: Singles, cpu: Floats, usable: Fl
         left -= taken
         taken *= need_cpu / need
         free_cpu -= taken
-    return left.sum(axis=0, dtype=np.float64)
+    return np.asarray(left.sum(axis=0, dtype=np.float64))
 
 
 def _size(shape: Shape) -> tuple[int, int]:

@@ -96,9 +96,9 @@ def typical(jobs: Sequence[Job]) -> list[tuple[Job, float]]:
             first.setdefault(key, job)
             counts[key] += 1
     chosen: list[tuple[Job, int]] = []
-    for key, count in counts.most_common(MOST_CLASSES):
+    for kind, count in counts.most_common(MOST_CLASSES):
         if sum(one for _, one in chosen) >= TYPICAL * counts.total():
             break
-        chosen.append((first[key], count))
+        chosen.append((first[kind], count))
     total = sum(count for _, count in chosen)
     return [(job, count / total) for job, count in chosen]

@@ -28,7 +28,7 @@ class ExperimentCondition(StrEnum):
     READY = "Ready"
     """Every wanted replica runs and is registered."""
     COMPLETED = "Completed"
-    """Every replica of run-to-end roles has ended and its results are collected."""
+    """Every replica has ended for good, of roles that run once or are never restarted."""
     FROZEN = "Frozen"
     """The scene is archived and the resources are given back."""
 

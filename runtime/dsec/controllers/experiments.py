@@ -150,7 +150,9 @@ class Experiments:
         self, experiment: Experiment, resolved: Resolved, rights: TenantSpec
     ) -> float | None:
         parts, uid, now = self.parts, experiment.metadata.uid, self.parts.clock.now()
-        declared = parts.images.of(experiment.metadata.namespace, rights)
+        # what is pinned stays so: records of images are read for the others only
+        open_ = any(not one.digest for one in resolved.images)
+        declared = parts.images.of(experiment.metadata.namespace, rights) if open_ else {}
         pinned = await parts.digests.pin(resolved, declared)
         resolved = pinned.resolved
         overrides = current(experiment.status.overrides, resolved.spec.roles, now)

@@ -21,6 +21,8 @@ TESTS = Path(__file__).resolve().parent
 LIST = "cases.toml"
 MOST_EXEMPT = 0.05
 """Share of reports that may go without a test."""
+WORST = ("failed", "skipped", "passed")
+"""Outcomes of a test, the one that counts first."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Case:
     @property
     def result(self) -> str:
         """The worst outcome of its tests; `exempt` or `missing` without any."""
-        for outcome in ("failed", "skipped", "passed"):
+        for outcome in WORST:
             if outcome in self.results.values():
                 return outcome
         return "exempt" if self.exempt else "missing"
@@ -112,11 +114,12 @@ class Results:
             self._of_test[item.nodeid] = held
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst of set-up, call and tear-down."""
+        """Keep the worst of set-up, call and tear-down, and of a test's parameters."""
+        test = report.nodeid.partition("[")[0]
         for case in self._of_test.get(report.nodeid, []):
             if report.when == "call" or report.outcome != "passed":
-                before = case.results.get(report.nodeid)
-                case.results[report.nodeid] = before if before == "failed" else report.outcome
+                before = case.results.get(test, report.outcome)
+                case.results[test] = min(before, report.outcome, key=WORST.index)
 
 
 def run(cases: list[Case], tests: dict[str, list[str]], folder: Path = TESTS) -> int:

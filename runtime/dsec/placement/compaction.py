@@ -1,0 +1,225 @@
+"""Compaction: paused sandboxes move away from full nodes, so that a block falls free there. Pure.
+
+Trigger, by preset (CONF-17): `auto-at-limit`, a node has reached its limit watermark (SCHED-04);
+`long-queue-only`, it has, work of a long queue waits, and a short task has waited out its time
+(SCHED-17).
+
+Moved is only what rests and consents: never guaranteed work, whose reservation stays where it is
+(SCHED-19), never a trainer (GPU-17), and nothing that runs. A target is found by the real placement
+among nodes below their safe watermark, with the CPU that it needs to go on, and is below its limit
+afterwards. What has moved stays: it moves again only when the demand has changed and
+`again_after_s` has passed, so that two nodes never hand it back and forth.
+
+Moving needs snapshots; whoever can do it is a `Mover`. While it moves, its room is booked on both
+nodes:
+
+    plans = compactor.plans(view, ledger, waiting, now)
+    compactor.start(view, move, now)
+    compactor.end(view, move, ok=await mover.move(move))
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dsec.placement.accounts import total
+from dsec.placement.asked import Asked
+from dsec.placement.ledger import Ledger
+from dsec.placement.queueing import QueuePolicy
+from dsec.placement.reclaim import consents
+from dsec.placement.request import Decision, Request
+from dsec.placement.trial import Place, what_if
+from dsec.placement.view import ClusterView
+
+TRIGGERS = ("auto-at-limit", "long-queue-only")
+BELOW_SAFE, BELOW_LIMIT = 2, 1
+"""Where a node stands, as in Column.HEADROOM."""
+TARGETS_TRIED = 8
+"""Most targets for one sandbox that would be at their limit with it, before it stays."""
+
+
+class CompactionError(ValueError):
+    """A policy that makes no sense; the message names field, value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPolicy:
+    """When nodes are compacted. Times in seconds. Raises CompactionError.
+
+    `short_waits_s`: how long a short task waits before a long queue may trigger it.
+    `moves_at_once`: most moves of one plan; each costs a snapshot.
+    """
+
+    trigger: str = "auto-at-limit"
+    short_waits_s: float = 300.0
+    again_after_s: float = 900.0
+    moves_at_once: int = 16
+    queues: QueuePolicy = field(default_factory=QueuePolicy)
+
+    def __post_init__(self) -> None:
+        if self.trigger not in TRIGGERS:
+            known = " and ".join(TRIGGERS)
+            raise CompactionError(f"trigger: {self.trigger!r}; {known} are allowed")
+        if self.moves_at_once < 1:
+            raise CompactionError(f"moves_at_once: {self.moves_at_once}; 1 or more is allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanting:
+    """One piece of waiting work, as far as compaction cares."""
+
+    id: str
+    queue: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One paused sandbox to another node, with the devices that it will have there."""
+
+    id: str
+    source: str
+    decision: Decision
+
+    @property
+    def target(self) -> str:
+        """Name of the node that it goes to."""
+        return self.decision.node
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """The moves that free a block on one node. Amounts in bytes and milli-cores, as in the ledger.
+
+    `stays`: paused work that has no other place.
+    """
+
+    node: str
+    moves: tuple[Move, ...]
+    block: dict[str, int]
+    stays: tuple[str, ...] = ()
+
+
+class Mover(Protocol):
+    """What moves a paused sandbox: its snapshot to the target, where it rests again."""
+
+    async def move(self, move: Move) -> bool:
+        """Move; True: it rests on the target, False: it rests on its source as before.
+
+        Idempotent: moving what is on the target already is True. Never leaves it on both.
+        """
+
+
+class Compactor:
+    """Finds moves and remembers what has moved; lost in a crash, it may move something again."""
+
+    def __init__(self, policy: CompactionPolicy, place: Place = what_if) -> None:
+        self.policy = policy
+        self.place = place
+        self.moving: dict[str, Move] = {}
+        self._moved: dict[str, tuple[float, frozenset[str]]] = {}
+        self._demand: frozenset[str] = frozenset()
+
+    def plans(
+        self, view: ClusterView, ledger: Ledger, waiting: Sequence[Wanting], now: float
+    ) -> list[Compaction]:
+        """Return what to move now, node by node. View and ledger stay as they are."""
+        self._demand = frozenset(one.id for one in waiting)
+        if not self._triggered(waiting):
+            return []
+        trial = view.fork()
+        found = []
+        for node in sorted(view.nodes):
+            if trial.room(node)["watermark"] < BELOW_LIMIT:
+                plan = self._plan(trial, ledger, node, now)
+                if plan.moves:
+                    found.append(plan)
+        return found
+
+    def start(self, view: ClusterView, move: Move, now: float) -> None:
+        """Book the room on the target besides that on the source. Raises OverCapacityError."""
+        asked = _there(view.bookings()[move.id].request, move)
+        view.book(asked, replace(move.decision, id=asked.id))
+        view.pause(asked.id)
+        self.moving[move.id] = move
+        self._moved[move.id] = (now, self._demand)
+
+    def end(self, view: ClusterView, move: Move, *, ok: bool) -> None:
+        """Give up the room on the node that it is not on. Idempotent."""
+        if self.moving.pop(move.id, None) is None:
+            return
+        booking = view.bookings().get(move.id)
+        view.release(_held_id(move))
+        if ok and booking is not None:
+            view.release(move.id)
+            view.book(booking.request, move.decision)
+            view.pause(move.id)
+
+    def _triggered(self, waiting: Sequence[Wanting]) -> bool:
+        if self.policy.trigger == "auto-at-limit":
+            return True
+        queues = self.policy.queues
+        long_waits = any(queues.queue(one.queue).long for one in waiting)
+        return long_waits and any(
+            one.waited_s >= self.policy.short_waits_s and not queues.queue(one.queue).long
+            for one in waiting
+        )
+
+    def _plan(self, trial: ClusterView, ledger: Ledger, node: str, now: float) -> Compaction:
+        """Find other places for what rests on a node, and book them into `trial`."""
+        moves: list[Move] = []
+        stays: list[str] = []
+        for id_ in self._movable(trial, ledger, node, now):
+            move = None
+            if len(moves) < self.policy.moves_at_once:
+                move = self._elsewhere(trial, id_, node)
+            if move is None:
+                stays.append(id_)
+            else:
+                moves.append(move)
+        block = total(ledger.entries[move.id].amounts for move in moves)
+        return Compaction(node, tuple(moves), block, tuple(stays))
+
+    def _movable(self, view: ClusterView, ledger: Ledger, node: str, now: float) -> Iterable[str]:
+        """Return what may move, largest first: few moves, a large block."""
+        found = []
+        for id_ in view.on(node):
+            entry = ledger.entries.get(id_)
+            if entry is None or not view.bookings()[id_].paused or not consents(entry):
+                continue
+            at, demand = self._moved.get(id_, (None, frozenset()))
+            settled = at is not None and (
+                demand == self._demand or now - at < self.policy.again_after_s
+            )
+            if id_ not in self.moving and not settled:
+                found.append((-Asked.of(view.bookings()[id_].request).memory, id_))
+        return [id_ for _, id_ in sorted(found)]
+
+    def _elsewhere(self, trial: ClusterView, id_: str, node: str) -> Move | None:
+        request = trial.bookings()[id_].request
+        avoid = {name for name in trial.nodes if trial.room(name)["watermark"] < BELOW_SAFE}
+        avoid |= {node, *request.avoid}
+        for _ in range(TARGETS_TRIED):
+            tried = trial.fork()
+            tried.release(id_)
+            asked = replace(request, avoid=tuple(sorted(avoid)), gang="")
+            (decision,) = self.place(tried, [asked])
+            if not decision.node:
+                return None
+            tried.pause(id_)
+            if tried.room(decision.node)["watermark"] >= BELOW_LIMIT:
+                trial.release(id_)
+                trial.book(request, decision)
+                trial.pause(id_)
+                return Move(id_, node, decision)
+            # it would be the next one to be compacted
+            avoid.add(decision.node)
+        return None
+
+
+def _held_id(move: Move) -> str:
+    return f"{move.id}@{move.target}"
+
+
+def _there(request: Request, move: Move) -> Request:
+    return replace(request, id=_held_id(move), gang="", near="", spread="")

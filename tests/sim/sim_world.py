@@ -337,7 +337,7 @@ class Sim:
 
     def _usable(self) -> int:
         leader = self.leader()
-        return len(leader.controller.term.fleet.views()) if leader else 0
+        return len(leader.controller.term.fleet.nodes()) if leader else 0
 
     def live(self) -> dict[str, list[tuple[str, str]]]:
         """Return, by sandbox id, every (node, state) of a copy that has not ended."""

@@ -185,7 +185,8 @@ def test_quota_is_live_and_counts_what_waits(simulate: Callable[..., None]) -> N
             assert [a["outcome"] for a in answers].count("bound") == 5
             waits = [a for a in answers if a["outcome"] == "pending"]
             assert len(waits) == 3
-            assert "quota of sandboxes: asked 1, free 0 of 5" in waits[0]["message"]
+            why = waits[0]["message"]
+            assert "quota of sandboxes, own share of research: asked 1, free 0 of 5" in why
             await limit(7)
             await sim.until(lambda: len(sim.live()) == 7, 10)
             done = await sim.client.delete(f"/v1/projects/lab/sandboxes/{answers[0]['id']}")

@@ -4,8 +4,10 @@ import pytest
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, IsolationLevel, Resources
 from dsec.api.wire import NodeInventory
-from dsec.placement.core import ClusterView, Request, node_view, place
+from dsec.placement.engine import place
 from dsec.placement.refusal import Refusal
+from dsec.placement.request import Request, node_of
+from dsec.placement.view import ClusterView
 from dsec.placement.words import explain, sentence, size
 
 R = PendingReason
@@ -140,10 +142,17 @@ TABLE = [
         ),
     ),
     (
-        Refusal(R.TOPOLOGY, "rack", "r1", nodes=8, total_nodes=16),
+        Refusal(R.TOPOLOGY, "rack", 8),
         (
-            "topology: asked the rack of its group, r1, free 0: 8 of 16 nodes lie elsewhere; "
-            "starts when there is room in it"
+            "topology: asked 8 replicas of a group in one rack, free 0: no rack has room for all "
+            "of them; starts when one has"
+        ),
+    ),
+    (
+        Refusal(R.RESERVED, "walk", 2),
+        (
+            "reserved: asked 2, free 0: the room is kept for walk, which has waited longer; starts "
+            "when that has started or ended, or when it would end before"
         ),
     ),
     (
@@ -214,5 +223,5 @@ def test_sizes_keep_decimal_and_binary_apart(value: int, words: str) -> None:
 )
 def test_what_a_small_real_node_answers(request_: Request, start: str) -> None:
     """A node without GPU or microVM says so, dimension by dimension."""
-    node = node_view("n", NodeInventory(cpu_milli=2000, memory_bytes=8 << 30, disk_bytes=50 << 30))
+    node = node_of("n", NodeInventory(cpu_milli=2000, memory_bytes=8 << 30, disk_bytes=50 << 30))
     assert explain(place(ClusterView([node]), [request_])[0].refusals).startswith(start)

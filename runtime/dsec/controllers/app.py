@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.base import WireModel
-from dsec.api.internal import CreatesCall, EndCall
+from dsec.api.internal import CreatesCall, DumpCall, EndCall
 from dsec.api.wire import ErrorBody
 from dsec.controllers.controller import Controller, NotLeadingError
 from dsec.journal.bindlog import FencedError
@@ -44,6 +44,9 @@ def build_app(controller: Controller, secret: str) -> Starlette:
     async def end(request: Request) -> Response:
         return refused(request) or await _answer(request, EndCall, controller.end)
 
+    async def dump(request: Request) -> Response:
+        return refused(request) or await _answer(request, DumpCall, controller.dump)
+
     async def health(_: Request) -> Response:
         return JSONResponse({"leading": controller.leading, "epoch": controller.epoch})
 
@@ -51,6 +54,7 @@ def build_app(controller: Controller, secret: str) -> Starlette:
         routes=[
             Route("/internal/v1/creates", create, methods=["POST"]),
             Route("/internal/v1/end", end, methods=["POST"]),
+            Route("/internal/v1/dump", dump, methods=["POST"]),
             Route("/healthz", health),
             # a candidate is ready, too: it takes over when the leader goes
             Route("/readyz", health),

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from dsec.api.internal import CreatesCall, EndCall, EndOutcome
+from dsec.api.internal import CreatesCall, DumpCall, EndCall, EndOutcome
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.term import Term, World
 from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
+from dsec.placement.dumps import DecisionDump
 from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordsError
 
@@ -112,6 +113,13 @@ class Controller:
     async def end(self, call: EndCall) -> EndOutcome:
         """End sandboxes of a project. Raises NotLeadingError."""
         return await self._leading().end(call)
+
+    async def dump(self, _: DumpCall) -> DecisionDump:
+        """Dump the next round of decisions. Raises NotLeadingError, LookupError: nothing waits."""
+        found = await self._leading().placer.dump()
+        if found is None:
+            raise LookupError("nothing waits for a place, so there is no decision to dump")
+        return found
 
     @property
     def leading(self) -> bool:

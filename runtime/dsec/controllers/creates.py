@@ -7,24 +7,26 @@ of callers, who repeat them by key.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.sandbox import SandboxState
-from dsec.api.tenant import Amounts
+from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
-from dsec.controllers.ledger import admit, booked
+from dsec.controllers.planner import Planner
+from dsec.controllers.recorder import Recorder
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
-from dsec.placement.core import Decision, Request, place
+from dsec.placement.dumps import DecisionDump
 from dsec.placement.refusal import Refusal
 from dsec.placement.words import explain
+from dsec.world.cache import first_of
 from dsec.world.clock import Clock
 
 SETTLE_SECONDS = 5.0
@@ -67,16 +69,18 @@ class Placer:
         *,
         clock: Clock,
         history: HistoryWriter,
-        limits: Callable[[], Mapping[str, Amounts]],
+        tenants: Callable[[], Mapping[str, TenantSpec]],
         changed: Callable[[Sequence[Binding]], None],
     ) -> None:
-        """`limits` returns the quota of each tenant, `changed` is told of what was bound."""
+        """`tenants` returns the spec of each tenant, `changed` is told of what was bound."""
         self._log = bind_log
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._clock = clock
         self._history = history
-        self._limits = limits
+        self._tenants = tenants
+        self._recorder = Recorder(history, bind_log.epoch)
+        self._planner = Planner(recorder=self._recorder)
         self._changed = changed
         self._inbox: list[_Submission] = []
         self._demands: dict[str, Demand] = {}
@@ -139,6 +143,16 @@ class Placer:
         log.info("agent refused", sandbox=sandbox, node=node, reason=reason)
         self._wake.set()
 
+    async def dump(self, seconds: float = SETTLE_SECONDS) -> DecisionDump | None:
+        """Return a dump of the next round of decisions; None: nothing waits."""
+        asked = self._recorder.ask()
+        self._wake.set()
+        await first_of(asyncio.wait({asked}), self._clock.sleep(seconds))
+        if asked.done():
+            return asked.result()
+        asked.cancel()
+        return None
+
     def kick(self) -> None:
         """Look again: room may have come free."""
         self._wake.set()
@@ -166,10 +180,7 @@ class Placer:
         try:
             await self._give_back()
             fresh = self._fresh(submissions)
-            wanted = sorted(
-                [*self._log.state.waiting(), *fresh, *self._candidates()],
-                key=lambda binding: (-binding.priority, binding.at, binding.order),
-            )
+            wanted = [*self._log.state.waiting(), *fresh, *self._candidates()]
             self._forget(wanted)
             rows = self._decide(wanted, {binding.id for binding in fresh}) if wanted else []
             await self._log.append(rows)
@@ -219,22 +230,11 @@ class Placer:
     def _decide(self, wanted: list[Binding], fresh: set[str]) -> list[Row]:
         """Return the rows of one round; keeps the reasons of what has to wait."""
         state, now = self._log.state, self._clock.now()
-        admitted, over = admit(wanted, state.live(), self._limits())
-        view = booked(self._fleet.views(), state.live())
-        found = place(view, [self._request(binding) for binding in admitted])
-        decisions = {decision.id: decision for decision in found}
-        if lone := [b for b in admitted if b.needs.shun and not decisions[b.id].node]:
-            # better on a node that failed it before than on none
-            view = booked(self._fleet.views(), [*state.live(), *_taken(admitted, decisions)])
-            again = place(view, [self._request(b, shun=False) for b in lone])
-            decisions |= {decision.id: decision for decision in again}
+        self._planner.sync(self._fleet.nodes(), self._tenants(), state.live())
+        decided = self._planner.decide(wanted, self._avoided(wanted), now.timestamp())
         self._why = {}
         rows: list[Row] = []
-        for binding in wanted:
-            quota = over.get(binding.id)
-            decision = decisions.get(binding.id) or Decision(
-                binding.id, refusals=(quota,) if quota else ()
-            )
+        for binding, decision in decided:
             waiting = binding.id in state.by_id
             if decision.node and waiting:
                 rows.append(
@@ -298,25 +298,18 @@ class Placer:
             sandbox=binding.id,
             key=binding.key,
             why=explain(refusals),
+            decision=self._recorder.name(binding.id, binding.tenant),
             correlationId=identity.correlation_id,
         )
 
-    def _request(self, binding: Binding, *, shun: bool = True) -> Request:
-        now, needs = self._clock.monotonic(), binding.needs
-        avoid = self._refused_by.get(binding.id, {})
-        shunned = needs.shun if shun else []
-        return Request(
-            id=binding.id,
-            resources=binding.spec.resources,
-            isolation=binding.spec.isolation,
-            labels=tuple(sorted(needs.node_labels.items())),
-            pools=tuple(needs.pools),
-            gpu_model=needs.gpu_model,
-            gang=binding.gang,
-            simulated=needs.simulated,
-            features=tuple(needs.features),
-            avoid=tuple(sorted({*shunned, *(n for n, until in avoid.items() if until > now)})),
-        )
+    def _avoided(self, wanted: Sequence[Binding]) -> dict[str, list[str]]:
+        """Return, by id, the nodes whose agents have just refused it."""
+        now = self._clock.monotonic()
+        refused = {b.id: self._refused_by[b.id] for b in wanted if b.id in self._refused_by}
+        return {
+            id_: [node for node, until in nodes.items() if until > now]
+            for id_, nodes in refused.items()
+        }
 
     def _announce(self, bound: Sequence[Binding]) -> None:
         for binding in bound:
@@ -329,6 +322,7 @@ class Placer:
                 key=binding.key,
                 node=binding.node,
                 devices=binding.spec.devices,
+                decision=self._recorder.name(binding.id, binding.tenant),
                 incarnation=identity.incarnation,
                 correlationId=identity.correlation_id,
             )
@@ -374,15 +368,6 @@ class Placer:
 def _replaceable(binding: Binding) -> bool:
     """True where a key is served anew: the node of its sandbox was lost."""
     return not binding.live and binding.reason in {EndReason.NODE_LOST, EndReason.FENCED}
-
-
-def _taken(admitted: Sequence[Binding], decisions: Mapping[str, Decision]) -> Iterator[Binding]:
-    """Yield copies of what a round has given a node, as they are to be booked."""
-    for binding in admitted:
-        decision = decisions[binding.id]
-        if decision.node:
-            spec = binding.spec.model_copy(update={"devices": list(decision.devices)})
-            yield binding.model_copy(update={"node": decision.node, "spec": spec})
 
 
 def _id(row: Row) -> str:

@@ -14,7 +14,7 @@ from dsec.api.nodes import RecordReason
 from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.wire import NodeState
-from dsec.placement.core import NodeView, node_view
+from dsec.placement.request import Health, Node, node_of
 from dsec.world.agents import POLL_MARGIN, POLL_WAIT, NodeMemory, NodeWatch
 from dsec.world.clock import Clock
 from dsec.world.network import Network
@@ -39,6 +39,24 @@ class Member:
     watch: NodeWatch
     since: float
     offsets: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
+    _described: tuple[SandboxNode, Health, Node] | None = None
+
+    def described(self, health: Health) -> Node | None:
+        """Return what placement sees; the same object while nothing changes, None: no inventory."""
+        known, inventory = self._described, self.record.status.inventory
+        if inventory is None:
+            return None
+        if known is None or known[0] is not self.record or known[1] is not health:
+            spec = self.record.spec
+            node = node_of(
+                self.record.metadata.name,
+                inventory,
+                labels=spec.labels,
+                pool=spec.pool or "",
+                health=health,
+            )
+            known = self._described = (self.record, health, node)
+        return known[2]
 
     @property
     def clock_offset(self) -> float:
@@ -147,26 +165,21 @@ class Fleet:
             return ConditionStatus.FALSE, RecordReason.CORDONED, "spec.unschedulable is set"
         return ConditionStatus.TRUE, RecordReason.READY, "its agent answers"
 
-    def views(self) -> list[NodeView]:
-        """Return the nodes that may be given work, empty: bookings are the ledger's."""
+    def nodes(self) -> list[Node]:
+        """Return the nodes that may be given work, and cordoned ones: refusals tell of those."""
         found = []
         for name, member in self.members.items():
-            inventory = member.record.status.inventory
             status, reason, _ = self.verdict(name)
-            if inventory is None or (
-                status is not ConditionStatus.TRUE and reason is not RecordReason.CORDONED
-            ):
-                continue
-            spec = member.record.spec
-            found.append(
-                node_view(
-                    name,
-                    inventory,
-                    labels=spec.labels,
-                    pool=spec.pool or "",
-                    schedulable=status is ConditionStatus.TRUE,
-                )
-            )
+            ready = status is ConditionStatus.TRUE
+            if ready or reason is RecordReason.CORDONED:
+                try:
+                    node = member.described(Health.READY if ready else Health.CORDONED)
+                except ValueError as error:
+                    # labels that say nothing placement knows: this node waits, not all others
+                    log.warning("node cannot be described", node=name, error=str(error))
+                    continue
+                if node is not None:
+                    found.append(node)
         return found
 
     async def _answered(self, memory: NodeMemory, state: NodeState) -> None:

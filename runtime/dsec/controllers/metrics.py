@@ -25,7 +25,7 @@ def text(controller: Controller) -> bytes:
         gauge("sandboxes_waiting", "Keyed creates that wait for room.", len(state.waiting()))
         gauge("bindlog_segments", "Segments of the bind log so far.", term.bind_log.position)
         gauge("nodes", "Registered nodes.", len(term.fleet.members))
-        gauge("nodes_usable", "Nodes that may be given work.", len(term.fleet.views()))
+        gauge("nodes_usable", "Nodes that may be given work.", len(term.fleet.nodes()))
         experiments = term.caches["Experiment"].all()
         gauge("experiments", "Experiments.", len(experiments))
     return generate_latest(registry)

@@ -13,13 +13,14 @@ from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedCreate
 from dsec.journal.bindings import PATIENCE, Binding, Needs
-from dsec.placement.core import SIMULATED_LABEL
 from dsec.world.clock import Clock, Randomness
 
 PRIORITIES = {Priority.LOW: -1, Priority.NORMAL: 0, Priority.HIGH: 1, Priority.URGENT: 2}
 PATIENCE_PRESETS = {"failover-fast": 90.0, "partition-safe": PATIENCE}
 """Seconds of silence until a node's sandboxes are given up, by preset of CONF-21."""
 WORKSPACE = "/workspace"
+SIMULATED_LABEL = "dsec.dev/simulated"
+"""What asks for this label with the value "true" runs on simulated nodes only."""
 
 
 def new_id(clock: Clock, randomness: Randomness) -> str:
@@ -148,18 +149,26 @@ def replica_binding(
         id=sandbox,
         spec=sandbox_spec,
         at=now,
-        needs=_needs(role, rights),
+        needs=_needs(experiment, spec, role, rights),
         priority=PRIORITIES[spec.priority],
         patience=PATIENCE_PRESETS.get(spec.presets.get("CONF-21", ""), PATIENCE),
     )
 
 
-def _needs(role: Role, rights: TenantSpec) -> Needs:
+def _needs(experiment: Experiment, spec: ExperimentSpec, role: Role, rights: TenantSpec) -> Needs:
     labels = dict(role.node_labels)
     asked = labels.pop(SIMULATED_LABEL, None)
     # a batch that ran on simulated nodes would give invented results
     either = None if role.completion is Completion.KEEP else False
+    frequency = next((c.frequency for c in spec.communication if c.members == role.name), "")
+    group = f"{experiment.metadata.uid}/{role.name}"
     return Needs(
+        queue=spec.queue,
+        stage=spec.stage.value if spec.stage else "",
+        task_class=spec.task_class,
+        datasets=[one.uri for one in spec.data],
+        near=group if frequency == "high" else "",
+        spread=group if frequency == "low" else "",
         node_labels=labels,
         pools=list(rights.pools),
         gpu_model=(role.gpu.model or "") if role.gpu else "",

@@ -4,7 +4,7 @@ Only this controller writes the tenant and project labels of a namespace; an obj
 namespace's. Quota limits are read from the spec at each placement round, so an edit is live.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -14,10 +14,9 @@ from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL, Condition, ConditionStatu
 from dsec.api.nodes import RecordReason
 from dsec.api.reasons import EndReason
 from dsec.api.records import Tenant
-from dsec.api.tenant import Amounts, Purge, TenantStatus
+from dsec.api.tenant import Amounts, Purge, TenantSpec, TenantStatus
 from dsec.controllers.collector import Collector
 from dsec.controllers.dispatch import Dispatcher
-from dsec.controllers.ledger import Used, limit_of, used_by_tenant
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.world.cache import Cache, Key, key_of
@@ -45,12 +44,12 @@ class Tenants:
     dispatcher: Dispatcher
     clock: Clock
 
-    def limits(self) -> Mapping[str, Amounts]:
-        """Return the live limits of all tenants; one without a valid record has none to spend."""
+    def specs(self) -> Mapping[str, TenantSpec]:
+        """Return the live specs of all tenants; one without a valid record has nothing to spend."""
         found = {}
         for record in self.tenants.all():
             try:
-                found[record["metadata"]["name"]] = limit_of(Tenant.model_validate(record).spec)
+                found[record["metadata"]["name"]] = Tenant.model_validate(record).spec
             except ValidationError as problem:
                 # one bad record must not stop the placement of all others
                 log.warning("tenant is invalid", tenant=key_of(record)[1], error=str(problem))
@@ -68,7 +67,6 @@ class Tenants:
         await self._release(key[1], frozenset(tenant.spec.projects))
         taken = [name for name in tenant.spec.projects if not await self._own(key[1], name)]
         purge = await self._purge(key[1], tenant.status.purge)
-        used = used_by_tenant(self.bind_log.state.live()).get(key[1], Used())
         projects = set(tenant.spec.projects)
         members = [e for e in self.experiments.all() if e["metadata"]["namespace"] in projects]
         condition = Condition(
@@ -86,7 +84,7 @@ class Tenants:
         status = TenantStatus(
             observed_generation=tenant.metadata.generation,
             conditions=with_condition(tenant.status.conditions, condition, now=now),
-            used=used.amounts(),
+            used=used_by(self.bind_log.state.live(), key[1]),
             experiments=len(members),
             keyed=len(self._keyed(key[1])),
             purge=purge,
@@ -159,3 +157,14 @@ class Tenants:
             # where the stack makes the namespaces, this controller may only label them
             log.warning("namespace cannot be labelled", project=project, error=str(problem))
         return True
+
+
+def used_by(live: Iterable[Binding], tenant: str) -> Amounts:
+    """Return the sum over a tenant's live sandboxes, always made anew (TEN-24)."""
+    asked = [binding.spec.resources for binding in live if binding.tenant == tenant]
+    return Amounts(
+        cpu_milli=sum(one.cpu_milli for one in asked),
+        memory_bytes=sum(one.memory_bytes for one in asked),
+        gpu_count=sum(one.gpu_count for one in asked),
+        sandboxes=len(asked),
+    )

@@ -97,7 +97,7 @@ class Term:
             self.dispatcher,
             clock=clock,
             history=history,
-            limits=self.tenants.limits,
+            tenants=self.tenants.specs,
             changed=self._changed,
         )
         digests = Digests(world.registry, clock)

@@ -207,10 +207,17 @@ def _pool(refusal: Refusal) -> str:
 
 
 def _topology(refusal: Refusal) -> str:
+    level = refusal.dimension
     return (
-        f"topology: asked the {refusal.dimension} of its group, {refusal.asked}, free 0: "
-        f"{refusal.nodes} of {refusal.total_nodes} nodes lie elsewhere; starts when there is room "
-        f"in it"
+        f"topology: asked {refusal.asked} replicas of a group in one {level}, free 0: no {level} "
+        f"has room for all of them; starts when one has"
+    )
+
+
+def _reserved(refusal: Refusal) -> str:
+    return (
+        f"reserved: asked {refusal.asked}, free 0: the room is kept for {refusal.dimension}, which "
+        f"has waited longer; starts when that has started or ended, or when it would end before"
     )
 
 
@@ -235,5 +242,6 @@ _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.TAINT: _taint,
     PendingReason.POOL: _pool,
     PendingReason.TOPOLOGY: _topology,
+    PendingReason.RESERVED: _reserved,
     PendingReason.PREEMPTION: preemption_sentence,
 }

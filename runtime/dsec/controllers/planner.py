@@ -1,0 +1,370 @@
+"""What placement remembers during a term: the cluster, the quota ledger, the mix of GPU work.
+
+All of it is memory of things that are recorded elsewhere: before each round it is brought in line
+with nodes, tenants and the bind log, by differences, so that a round costs what has changed. A new
+leader starts with an empty one and has the same after its first round.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+
+from dsec.api.experiment import TaskClass
+from dsec.api.reasons import PendingReason
+from dsec.api.sandbox import GpuMode
+from dsec.api.tenant import TenantSpec
+from dsec.controllers.recorder import Recorder
+from dsec.journal.bindings import Binding
+from dsec.placement.accounts import Account, QuotaError, amounts_of, limits, total
+from dsec.placement.asked import Asked
+from dsec.placement.backfill import Reservation, run_round
+from dsec.placement.backfill import Waiting as Work
+from dsec.placement.dumps import line_of
+from dsec.placement.engine import demand_of
+from dsec.placement.entries import Entry
+from dsec.placement.ledger import Ledger
+from dsec.placement.mix import Mix
+from dsec.placement.queueing import QueuePolicy, Waiting, ordered
+from dsec.placement.refusal import Refusal
+from dsec.placement.request import Decision, Node, Request
+from dsec.placement.rounds import Wanted, decide
+from dsec.placement.view import ClusterView
+
+COHORT = "cluster"
+"""Tenants lend each other what is idle in the whole cluster."""
+
+log = structlog.get_logger()
+
+
+class Planner:
+    """Of one term; one writer."""
+
+    def __init__(self, policy: QueuePolicy | None = None, recorder: Recorder | None = None) -> None:
+        self.view = ClusterView()
+        self.ledger = Ledger()
+        self.mix = Mix()
+        self._policy = policy or QueuePolicy()
+        self.recorder = recorder
+        self._accounts: dict[str, Account] = {}
+        self._known: set[str] = set()
+        self._kept: Reservation | None = None
+        self._rested: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
+        self._moved = True
+        self._smallest: dict[str, int] = {}
+
+    # ------------------------------------------------------------------ bringing in line
+
+    def sync(
+        self,
+        nodes: Iterable[Node],
+        tenants: Mapping[str, TenantSpec],
+        live: Iterable[Binding],
+    ) -> None:
+        """Follow what is recorded: nodes that may be given work, tenants, and what is bound."""
+        self._sync_nodes({node.name: node for node in nodes})
+        bound = {binding.id: binding for binding in live}
+        self._sync_bookings(bound)
+        self._sync_accounts(tenants)
+        self._sync_entries(bound)
+
+    def _sync_nodes(self, nodes: Mapping[str, Node]) -> None:
+        known = self.view.nodes
+        gone = [name for name in known if name not in nodes]
+        for name in gone:
+            self.view.remove(name)
+        changed = [node for name, node in nodes.items() if known.get(name) is not node]
+        for node in changed:
+            self.view.put(node)
+        if changed or gone:
+            self._moved = True
+            self._smallest = {}
+            for node in nodes.values():
+                for card in node.devices:
+                    least = self._smallest.get(card.model, card.memory_bytes)
+                    self._smallest[card.model] = min(least, card.memory_bytes)
+
+    def _sync_bookings(self, bound: Mapping[str, Binding]) -> None:
+        booked, nodes = self.view.bookings(), self.view.nodes
+        stale = [
+            id_
+            for id_, booking in booked.items()
+            if (binding := bound.get(id_)) is None
+            or binding.node != booking.node
+            or tuple(binding.spec.devices) != booking.devices
+        ]
+        for id_ in stale:
+            self.view.release(id_)
+            self._ends.pop(id_, None)
+        for id_, binding in bound.items():
+            if id_ not in booked and binding.node in nodes:
+                decision = Decision(id_, binding.node, tuple(binding.spec.devices))
+                try:
+                    self.view.book(request_of(binding), decision, force=True)
+                except ValueError as error:
+                    # its agent runs it all the same; the agent's last word keeps others off
+                    log.warning("cannot be booked", sandbox=id_, error=str(error))
+            if binding.spec.max_run_seconds and binding.bound_at and id_ not in self._ends:
+                self._ends[id_] = binding.bound_at.timestamp() + binding.spec.max_run_seconds
+
+    def _sync_accounts(self, tenants: Mapping[str, TenantSpec]) -> None:
+        gone = [path for path in self._accounts if path not in tenants]
+        for path in gone:
+            self.ledger.remove(path)
+            del self._accounts[path]
+        changed = False
+        for path, spec in tenants.items():
+            try:
+                account = account_of(path, spec)
+                if self._accounts.get(path) != account:
+                    self.ledger.put(account)
+                    self._accounts[path], changed = account, True
+            except QuotaError as error:
+                # what it had before holds on; admission refuses such records
+                log.warning("quota not taken", account=path, error=str(error))
+        if changed or gone or self._moved:
+            self._moved = False
+            self._lend()
+
+    def _lend(self) -> None:
+        """Let tenants borrow what no tenant owns: the machines less all nominal amounts."""
+        owned = total(account.nominal for account in self._accounts.values())
+        there = total(
+            {
+                "cpu_milli": node.cpu_milli,
+                "memory_bytes": node.memory_bytes,
+                "disk_bytes": node.disk_bytes,
+                "sandboxes": node.sandboxes,
+                "gpu_milli": 1000 * len(node.devices),
+                "gpu_memory_bytes": sum(card.memory_bytes for card in node.devices),
+            }
+            for node in self.view.nodes.values()
+        )
+        spare = {d: max(0, value - owned.get(d, 0)) for d, value in there.items()}
+        self.ledger.put_cohort(COHORT, spare)
+
+    def _sync_entries(self, bound: Mapping[str, Binding]) -> None:
+        for id_ in [id_ for id_ in self.ledger.entries if id_ not in bound]:
+            self.ledger.end(id_)
+        for id_, binding in bound.items():
+            if id_ not in self.ledger.entries:
+                self.ledger.book(self.entry(binding))
+
+    # ------------------------------------------------------------------ deciding
+
+    def decide(
+        self, wanted: Iterable[Binding], avoid: Mapping[str, Sequence[str]], now: float
+    ) -> list[tuple[Binding, Decision]]:
+        """Return a decision for each binding, in the order in which they were tried.
+
+        What has a node is booked from now on. `avoid` has nodes whose agents have just refused a
+        sandbox, by its id. `now` is UTC in seconds.
+        """
+        units: dict[str, list[Binding]] = {}
+        for binding in wanted:
+            units.setdefault(binding.gang or binding.id, []).append(binding)
+        queue = ordered(
+            [self._waiting(name, members) for name, members in units.items()], self._policy
+        )
+        line = [member for one in queue for member in units[one.id]]
+        self._learn(line)
+        found = self._round(queue, units, avoid, now)
+        later: dict[str, Decision] = {}
+        lone = [b for b in line if b.needs.shun and not b.gang and not found[b.id].node]
+        if lone:
+            # better on a node that failed it before than on none
+            again = _Round(self, lone, avoid, shun=False)
+            later = {one.id: one for one in again.place([again.requests[b.id] for b in lone])}
+        if self.recorder is not None:
+            self.recorder.after(found, later)
+        found |= later
+        return [(binding, found[binding.id]) for binding in line]
+
+    def _round(
+        self,
+        queue: Sequence[Waiting],
+        units: Mapping[str, Sequence[Binding]],
+        avoid: Mapping[str, Sequence[str]],
+        now: float,
+    ) -> dict[str, Decision]:
+        start = _Round(self, [b for one in queue for b in units[one.id]], avoid, shun=True)
+        works = [
+            Work(
+                one.id,
+                tuple(start.requests[b.id] for b in units[one.id]),
+                one.arrived,
+                min(b.spec.max_run_seconds or math.inf for b in units[one.id]),
+            )
+            for one in queue
+        ]
+        if self.recorder is not None:
+            self.recorder.before(
+                self.view,
+                self.ledger,
+                self.mix,
+                [start.wanted(request) for work in works for request in work.requests],
+                at=datetime.fromtimestamp(now, UTC),
+                line=partial(
+                    line_of,
+                    works,
+                    now=now,
+                    ends=self._ends,
+                    kept=self._kept,
+                    rested=self._rested,
+                ),
+            )
+        done = run_round(
+            self.view,
+            works,
+            start,
+            ends=self._ends,
+            now=now,
+            kept=self._kept,
+            rested=self._rested,
+        )
+        self._kept, self._rested = done.kept, done.rested
+        # what stands too far behind the head was not looked at; it waits for the same reason
+        kept = done.kept.name if done.kept else ""
+        late = Refusal(PendingReason.RESERVED, kept, 1)
+        return {
+            request.id: done.decisions.get(request.id) or Decision(request.id, refusals=(late,))
+            for work in works
+            for request in work.requests
+        }
+
+    def _learn(self, line: Sequence[Binding]) -> None:
+        """Tell the mix of each request once, however often it is looked at."""
+        waiting = {binding.id for binding in line}
+        for binding in line:
+            if binding.id not in self._known:
+                request = request_of(binding)
+                asked = Asked.of(request)
+                if asked.gpus:
+                    self.mix.observe(demand_of(request, asked))
+        self._known = waiting
+
+    def _waiting(self, name: str, members: Sequence[Binding]) -> Waiting:
+        first = min(members, key=lambda b: (b.at, b.order))
+        return Waiting(
+            name,
+            first.at.timestamp(),
+            first.order,
+            # a queue that nobody declared is as good as none
+            first.needs.queue if first.needs.queue in self._policy.queues else "default",
+            first.needs.stage,
+            max(member.priority for member in members),
+            len(members),
+        )
+
+    def entry(self, binding: Binding) -> Entry:
+        """Return what a binding counts in the ledger."""
+        identity, needs = binding.spec.identity, binding.needs
+        parts = (binding.tenant, identity.project, identity.experiment)
+        return Entry(
+            binding.id,
+            "/".join(part for part in parts if part),
+            amounts_of(binding.spec.resources, card_bytes=self._card_bytes(binding)),
+            needs.task_class,
+            binding.priority,
+            needs.queue,
+            binding.at.timestamp(),
+            identity.role,
+            binding.gang,
+        )
+
+    def _card_bytes(self, binding: Binding) -> int:
+        """Return the memory of the card that a shared client has or may get; 0: not known."""
+        asked = binding.spec.resources
+        if not asked.gpu_count or asked.gpu_mode in {None, GpuMode.WHOLE}:
+            return 0
+        node = self.view.nodes.get(binding.node)
+        if node is not None:
+            return min((card.memory_bytes for card in node.devices), default=0)
+        models = set(binding.needs.gpu_model.split("|")) - {""} or self._smallest.keys()
+        # the smallest counts as the largest part: never less than it takes
+        return min(
+            (self._smallest[model] for model in models if model in self._smallest), default=0
+        )
+
+
+class _Round:
+    """Starts work of one round: quota and room at once."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        wanted: Iterable[Binding],
+        avoid: Mapping[str, Sequence[str]],
+        *,
+        shun: bool,
+    ) -> None:
+        self._planner = planner
+        self.requests: dict[str, Request] = {}
+        self._entries: dict[str, Entry] = {}
+        for binding in wanted:
+            shunned = binding.needs.shun if shun else ()
+            self.requests[binding.id] = request_of(binding, (*avoid.get(binding.id, ()), *shunned))
+            self._entries[binding.id] = planner.entry(binding)
+
+    def place(self, requests: Sequence[Request]) -> list[Decision]:
+        """Decide on requests, in order."""
+        planner = self._planner
+        return decide(
+            planner.view,
+            planner.ledger,
+            [self.wanted(request) for request in requests],
+            mix=planner.mix,
+            record=planner.recorder is not None,
+            learn=False,
+        )
+
+    def wanted(self, request: Request) -> Wanted:
+        """Return a request with its entry."""
+        return Wanted(request, self._entries[request.id])
+
+    def undo(self, ids: Sequence[str]) -> None:
+        """Give room and quota back."""
+        for id_ in ids:
+            self._planner.view.release(id_)
+            self._planner.ledger.end(id_)
+
+
+def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
+    """Return what placement is asked for a binding."""
+    needs, spec = binding.needs, binding.spec
+    return Request(
+        id=binding.id,
+        resources=spec.resources,
+        isolation=spec.isolation,
+        labels=tuple(sorted(needs.node_labels.items())),
+        pools=tuple(needs.pools),
+        gpu_model=needs.gpu_model,
+        gang=binding.gang,
+        simulated=needs.simulated,
+        features=tuple(needs.features),
+        avoid=tuple(sorted(set(avoid))),
+        tenant=binding.tenant,
+        queue=needs.queue,
+        stage=needs.stage,
+        priority=binding.priority,
+        task_class=needs.task_class,
+        image=spec.image,
+        datasets=tuple(needs.datasets),
+        near=needs.near,
+        spread=needs.spread,
+    )
+
+
+def account_of(name: str, spec: TenantSpec) -> Account:
+    """Return the account of a tenant. Raises QuotaError where its quota contradicts itself."""
+    quota = spec.quota
+    nominal = limits(quota.nominal.model_dump(), name, "relative")
+    ceiling = None
+    if quota.ceiling is not None:
+        ceiling = limits(quota.ceiling.model_dump(), name, "relative")
+    # a ceiling above what it owns is the tenant's word that it borrows, and gives back
+    above = TaskClass.PAUSABLE if ceiling is not None else None
+    return Account(name, nominal, ceiling, COHORT, above)

@@ -275,8 +275,12 @@ def test_a_quota_edited_live_is_the_limit(shell: Shell, tmp_path: Path) -> None:
 
     def waits(name: str) -> bool:
         reasons = shell.status(name).get("pendingReasons", [])
-        left = f"quota of CPU: asked 0.1 cores, free 0.05 cores of {limit / 1000:g} cores;"
-        return any(one["reason"] == "quota" and one["message"].startswith(left) for one in reasons)
+        left = f": asked 0.1 cores, free 0.05 cores of {limit / 1000:g} cores;"
+        return any(
+            one["message"].startswith("quota of CPU, own share of ") and left in one["message"]
+            for one in reasons
+            if one["reason"] == "quota"
+        )
 
     try:
         limited(limit)

@@ -7,19 +7,28 @@ from dsec.placement.mix import Mix
 from dsec.placement.view import ClusterView
 from dsec.sim.cluster import cards_of, node_of, request_of
 from dsec.sim.trace import Job, Machine
-from openb_protocol import Placement
+from openb_protocol import Ends, Placement
 
 
-def place_all(machines: Sequence[Machine], stream: Sequence[Job], seed: int) -> list[Placement]:
+def place_all(
+    machines: Sequence[Machine],
+    stream: Sequence[Job],
+    seed: int,
+    lives: Sequence[int] | None = None,
+) -> list[Placement]:
     """Return the placements of a stream; the seed goes into names, and so into the nodes' order."""
     nodes = [node_of(machine, f"{seed}-") for machine in machines]
     view, mix = ClusterView(nodes), Mix()
     numbers = {node.name: index for index, node in enumerate(nodes)}
     answers: list[Placement] = []
+    ends = Ends(lives)
     for index, job in enumerate(stream):
+        for ended in ends.before(index):
+            view.release(f"pod-{ended}")
         (decision,) = place(view, [request_of(job, f"pod-{index}")], mix=mix)
         if decision.node:
             answers.append((numbers[decision.node], cards_of(decision.devices)))
+            ends.placed(index)
         else:
             answers.append((-1, ()))
     return answers

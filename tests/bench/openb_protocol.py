@@ -3,12 +3,16 @@
 Arrivals only: the pod list is shuffled by seed, then pods are drawn from it again until they ask
 for 130 % of the GPUs (a list that asks for more loses pods at random instead). A pod is placed at
 once or dropped. The checker knows nothing of the rules: it replays what they answered.
+
+With churn, pods end: each lives for a number of arrivals drawn by the seed, so that 110 % of the
+GPUs are asked for at any time, and the allocation is averaged once the cluster has filled up.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 
 from dsec.sim.trace import Job, Machine, read_jobs, read_nodes
@@ -17,6 +21,10 @@ LISTS = ("default", "multigpu50", "gpushare100", "gpuspec33")
 LOAD = 1.3
 TYPICAL = 0.95
 """Fragmentation is measured against the most frequent classes, up to this part of all pods."""
+
+CHURN_LOAD = 1.1
+CHURN_LIVES = 4
+"""Length of a stream with churn, in mean lives; the first two are not measured."""
 
 Placement = tuple[int, tuple[int, ...]]
 """Number of the node, or -1, and of its cards."""
@@ -45,6 +53,32 @@ def arrivals(jobs: Sequence[Job], capacity: int, seed: int) -> list[Job]:
             return stream
         total += asked(extra)
         stream.append(extra)
+
+
+def churn(jobs: Sequence[Job], capacity: int, seed: int) -> tuple[list[Job], list[int]]:
+    """Return (stream, lives): pod i ends before arrival i + lives[i]."""
+    random_ = random.Random(seed)  # noqa: S311  a benchmark, no secret
+    mean = CHURN_LOAD * capacity * len(jobs) / sum(asked(job) for job in jobs)
+    stream = [random_.choice(jobs) for _ in range(int(CHURN_LIVES * mean))]
+    return stream, [max(1, round(random_.expovariate(1 / mean))) for _ in stream]
+
+
+class Ends:
+    """Which pods end before an arrival."""
+
+    def __init__(self, lives: Sequence[int] | None) -> None:
+        self._lives = lives
+        self._ends: list[tuple[int, int]] = []
+
+    def placed(self, index: int) -> None:
+        """Take note of a pod that runs."""
+        if self._lives is not None:
+            heappush(self._ends, (index + self._lives[index], index))
+
+    def before(self, index: int) -> Iterator[int]:
+        """Yield the pods that end before this arrival."""
+        while self._ends and self._ends[0][0] <= index:
+            yield heappop(self._ends)[1]
 
 
 def asked(job: Job) -> int:
@@ -83,6 +117,8 @@ class Measured:
     at_130: float
     fragments_80: float
     """When 80 % had been asked for: free GPU that a typical pod cannot use, on average."""
+    mean: float
+    """Allocated on average over the second half of the arrivals."""
     failed: int
     violations: int
     requests: int
@@ -114,6 +150,15 @@ class _Cluster:
                 cards[card] -= job.milli
         return right
 
+    def give(self, job: Job, placement: Placement) -> None:
+        """Take back what a pod had."""
+        node, chosen = placement
+        self.cpu[node] += job.cpu_milli
+        self.memory[node] += job.memory_bytes
+        for card in chosen:
+            if card < len(self.cards[node]):
+                self.cards[node][card] += job.milli
+
     def fragments(self, shapes: Sequence[Shape]) -> float:
         """Return the milli that typical pods cannot use, averaged over them."""
         total = 0.0
@@ -136,19 +181,26 @@ def replay(
     stream: Sequence[Job],
     placements: Sequence[Placement],
     shapes: Sequence[Shape],
+    lives: Sequence[int] | None = None,
 ) -> Measured:
     """Replay answers one by one, count what was not allowed, and measure on the way."""
     cluster, capacity = _Cluster(machines), 1000 * sum(one.gpus for one in machines)
-    wanted = allocated = failed = 0
+    wanted = allocated = failed = late = 0
+    ends = Ends(lives)
     violations = abs(len(stream) - len(placements))
     at_100 = fragments = None
-    for job, placement in zip(stream, placements, strict=False):
+    for index, (job, placement) in enumerate(zip(stream, placements, strict=False)):
+        for ended in ends.before(index):
+            cluster.give(stream[ended], placements[ended])
+            allocated -= asked(stream[ended])
         wanted += asked(job)
         if placement[0] < 0:
             failed += 1
         else:
             violations += not cluster.take(job, placement)
             allocated += asked(job)
+            ends.placed(index)
+        late += allocated if 2 * index >= len(stream) else 0
         if fragments is None and wanted >= 0.8 * capacity:
             fragments = 100 * cluster.fragments(shapes) / capacity
         if at_100 is None and wanted >= capacity:
@@ -157,6 +209,7 @@ def replay(
         at_100=at_100 or 0.0,
         at_130=100 * allocated / capacity,
         fragments_80=fragments or 0.0,
+        mean=100 * late / capacity / max(1, len(stream) - -(-len(stream) // 2)),
         failed=failed,
         violations=violations,
         requests=len(stream),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from dsec.sim.trace import Job, Machine
 from numpy.typing import NDArray
-from openb_protocol import Placement, Shape
+from openb_protocol import Ends, Placement, Shape
 
 WHOLE = 1000
 REFUSED = -1.0
@@ -48,18 +48,32 @@ class Cluster:
         for card in cards:
             self.cards[row, card] -= job.milli
 
+    def give(self, job: Job, row: int, cards: tuple[int, ...]) -> None:
+        """Take back what a pod had."""
+        self.cpu[row] += job.cpu_milli
+        self.memory[row] += job.memory_bytes
+        for card in cards:
+            self.cards[row, card] += job.milli
+
 
 Scorer = Callable[[Job, Array], tuple[NDArray[np.float64], Array]]
 """(pod, rows) to (score, the card of a share); the highest score wins, the first of equals."""
 
 
-def run(cluster: Cluster, stream: Sequence[Job], score: Scorer) -> list[Placement]:
+def run(
+    cluster: Cluster, stream: Sequence[Job], score: Scorer, lives: Sequence[int] | None = None
+) -> list[Placement]:
     """Place a stream one by one by a score that depends on the node alone."""
+    ends, rows_of = Ends(lives), {node: row for row, node in enumerate(cluster.order)}
     touched: list[int] = []
     known: dict[tuple[object, ...], tuple[int, NDArray[np.float64], Array]] = {}
     answers: list[Placement] = []
     everything = np.arange(len(cluster.order))
-    for job in stream:
+    for index, job in enumerate(stream):
+        for ended in ends.before(index):
+            node, taken = answers[ended]
+            cluster.give(stream[ended], rows_of[node], taken)
+            touched.append(rows_of[node])
         key = (job.cpu_milli, job.memory_bytes, job.gpus, job.milli, job.models)
         if key in known:
             since, scores, cards = known[key]
@@ -79,6 +93,7 @@ def run(cluster: Cluster, stream: Sequence[Job], score: Scorer) -> list[Placemen
         taken = _cards(cluster, job, best, int(cards[best]))
         cluster.take(job, best, taken)
         touched.append(best)
+        ends.placed(index)
         answers.append((cluster.order[best], taken))
     return answers
 
@@ -97,11 +112,18 @@ def tightest(cluster: Cluster, job: Job, rows: Array) -> Array:
     return np.asarray(np.where(cards >= job.milli, cards, WHOLE + 1).argmin(axis=1))
 
 
-def by_chance(cluster: Cluster, stream: Sequence[Job], seed: int) -> list[Placement]:
+def by_chance(
+    cluster: Cluster, stream: Sequence[Job], seed: int, lives: Sequence[int] | None = None
+) -> list[Placement]:
     """Place on any node with room."""
+    ends, rows_of = Ends(lives), {node: row for row, node in enumerate(cluster.order)}
     random = np.random.default_rng(seed)
-    everything, answers = np.arange(len(cluster.order)), []
-    for job in stream:
+    everything = np.arange(len(cluster.order))
+    answers: list[Placement] = []
+    for index, job in enumerate(stream):
+        for ended in ends.before(index):
+            node, taken = answers[ended]
+            cluster.give(stream[ended], rows_of[node], taken)
         rows = np.flatnonzero(cluster.feasible(job, everything))
         if not len(rows):
             answers.append((-1, ()))
@@ -111,6 +133,7 @@ def by_chance(cluster: Cluster, stream: Sequence[Job], seed: int) -> list[Placem
         card = int(random.choice(share)) if 0 < job.milli < WHOLE else 0
         taken = _cards(cluster, job, row, card)
         cluster.take(job, row, taken)
+        ends.placed(index)
         answers.append((cluster.order[row], taken))
     return answers
 

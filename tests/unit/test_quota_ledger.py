@@ -417,3 +417,22 @@ def test_quota_and_cluster_shortage_are_two_reasons() -> None:
     assert quota.reason is not cluster.reason
     assert sentence(quota).startswith("quota of CPU, ceiling of a: asked 2 cores")
     assert "quota" not in sentence(cluster)
+
+
+def test_a_batch_is_counted_in_runs_with_the_same_answers() -> None:
+    """Equal entries are admitted as far as there is room, each on its own, as one by one."""
+    wanted = [
+        *[entry(f"g{n}", 1, cls=GUARANTEED) for n in range(6)],
+        *[entry(f"p{n}", 1) for n in range(8)],
+        *[entry(f"h{n}", 1, cls=GUARANTEED) for n in range(6)],
+        entry("g0", 1, cls=GUARANTEED),
+        entry("alone", 1, "b/p"),
+        *[entry("twice", 1, "b/q"), entry("twice", 1, "b/q")],
+    ]
+    batch, single = two_tenants(), two_tenants()
+    for ledger in (batch, single):
+        ledger.put(Account("a", cpu(8), cpu(12), above_nominal=PREEMPTIBLE))
+    answers = batch.admit_each(wanted)
+    assert answers == [single.admit(one) for one in wanted]
+    assert batch.entries == single.entries
+    assert batch.audit() == []

@@ -179,3 +179,27 @@ def _short(
         whose=branch.path,
         limit=limit,
     )
+
+
+def spendable(tree: Tree, lease: Entry, entry: Entry) -> None:
+    """Raise QuotaError where a lease is not for an entry, or has too little left for it."""
+    below = entry.account == lease.account or entry.account.startswith(lease.account + "/")
+    chain = tree.chain(entry.account)
+    limited = any(b.declared and len(b.path) > len(lease.account) for b in chain[:-1])
+    tree.prune(chain[0])
+    if not below or limited:
+        raise QuotaError(
+            f"{entry.id}: account {entry.account}: lease {lease.id} is for {lease.account}; a "
+            f"task with limits of its own needs a lease of its own"
+        )
+    if entry.task_class is not lease.task_class:
+        raise QuotaError(
+            f"{entry.id}: class {entry.task_class.value}: lease {lease.id} is for "
+            f"{lease.task_class.value} work"
+        )
+    for dimension, value in entry.amounts.items():
+        if value > lease.amounts.get(dimension, 0):
+            raise QuotaError(
+                f"{entry.id}.{dimension}: {value}: lease {lease.id} has "
+                f"{lease.amounts.get(dimension, 0)} left"
+            )

@@ -13,7 +13,7 @@ delegation stays bounded: reserved(parent) <= nominal(parent).
 A branch without a nominal figure shares what its parent has not delegated (the pool).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from dsec.placement.accounts import DIMENSIONS, Account, Amounts, limits, split
@@ -155,11 +155,19 @@ class Tree:
         return found
 
     def count(
-        self, path: str, amounts: Amounts, key: str, kind: Kind, *, guaranteed: bool, sign: int
+        self,
+        path: str,
+        amounts: Amounts,
+        keys: Sequence[str],
+        kind: Kind,
+        *,
+        guaranteed: bool,
+        sign: int,
     ) -> None:
         """Add amounts to (sign 1) or take them from (sign -1) a branch and all above it.
 
-        `key` tells the entries of a branch apart: while there is one, the branch is kept.
+        `keys` tell the entries of a branch apart: while there is one, the branch is kept. `amounts`
+        are the sum over all of them.
         """
         chain = self.chain(path)
         for branch in chain:
@@ -173,9 +181,10 @@ class Tree:
             for dimension, value in amounts.items():
                 _reserve(chain[0], dimension, sign * value)
         if sign > 0:
-            chain[0].keys[key] = None
+            chain[0].keys.update(dict.fromkeys(keys))
         else:
-            del chain[0].keys[key]
+            for key in keys:
+                del chain[0].keys[key]
             self.prune(chain[0])
 
     def books(self) -> dict[str, tuple[dict[str, int], ...]]:

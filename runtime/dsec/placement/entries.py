@@ -57,6 +57,11 @@ class Entry:
         return bool(self.given_back)
 
 
+def alike(entry: Entry) -> tuple[object, ...]:
+    """Return what is counted of an entry: entries that are equal in this take the same room."""
+    return entry.account, entry.task_class, sorted(entry.amounts.items()), bool(entry.given_back)
+
+
 def entry_of(request: Request, account: str, *, since: float = 0.0, role: str = "") -> Entry:
     """Return the entry of a request: the figures are those that placement books on a node.
 

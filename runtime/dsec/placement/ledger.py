@@ -22,11 +22,12 @@ entries, and `audit` proves it. Everything is idempotent by the entry's id.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from dsec.placement.accounts import Account, Amounts, QuotaError, amounts
-from dsec.placement.admission import delegable, given, refusals, rooms
+from dsec.placement.admission import delegable, given, refusals, rooms, spendable
 from dsec.placement.branches import Kind, Tree
-from dsec.placement.entries import GIVEN_BACK_WHEN_PAUSED, Admission, Entry
+from dsec.placement.entries import GIVEN_BACK_WHEN_PAUSED, Admission, Entry, alike
 from dsec.placement.refusal import Refusal
 
 
@@ -81,6 +82,23 @@ class Ledger:
         for entry in found.booked:
             self.entries[entry.id] = entry
         return Admission(tuple(self.entries[entry.id] for entry in wanted))
+
+    def admit_each(self, wanted: Sequence[Entry]) -> list[Admission]:
+        """Book entries one by one, in order, each whatever becomes of the others.
+
+        Runs of entries that differ only in their ids are counted in one step. Raises QuotaError as
+        `admit` does.
+        """
+        found: list[Admission] = []
+        for _, run in groupby(wanted, key=alike):
+            entries = list(run)
+            ids = {entry.id for entry in entries}
+            known = not ids.isdisjoint(self.entries) or not ids.isdisjoint(self.holds)
+            if 1 < len(ids) == len(entries) and not known:
+                found += self._admit_run(entries)
+            else:
+                found += [self.admit(entry) for entry in entries]
+        return found
 
     def check(self, *wanted: Entry) -> tuple[Refusal, ...]:
         """Return why entries would be refused now, empty: they would not. Changes nothing.
@@ -176,7 +194,7 @@ class Ledger:
         if entry.id in self.entries:
             return
         lease = self.leases[lease_id]
-        self._within(lease, entry)
+        spendable(self.tree, lease, entry)
         left = {d: v - entry.amounts.get(d, 0) for d, v in lease.amounts.items()}
         self._count(lease, Kind.LEASE, -1)
         self.leases[lease_id] = replace(lease, amounts=left)
@@ -285,7 +303,7 @@ class Ledger:
         self.tree.count(
             entry.account,
             entry.amounts,
-            f"{kind.value} {entry.id}",
+            (f"{kind.value} {entry.id}",),
             kind,
             guaranteed=entry.guaranteed,
             sign=sign,
@@ -339,6 +357,33 @@ class Ledger:
             self._count(entry, Kind.LIVE, 1)
         return Admission(tuple(new))
 
+    def _admit_run(self, run: Sequence[Entry]) -> list[Admission]:
+        """Book the first of a run of equal new entries for which there is room."""
+        first = run[0]
+        admitted: Sequence[Entry] = ()
+        if not refusals(self.tree, first):
+            room = rooms(self.tree, first)
+            fit = [room[d] // value for d, value in first.amounts.items() if d in room]
+            admitted = run[: min(fit, default=len(run))]
+            self.tree.count(
+                first.account,
+                {d: value * len(admitted) for d, value in first.amounts.items()},
+                [f"{Kind.LIVE.value} {entry.id}" for entry in admitted],
+                Kind.LIVE,
+                guaranteed=first.guaranteed,
+                sign=1,
+            )
+            self.entries.update((entry.id, entry) for entry in admitted)
+        found = [Admission((entry,)) for entry in admitted]
+        rest = run[len(admitted) :]
+        if rest:
+            refused = self.admit(rest[0])
+            found.append(refused)
+            # a softer class may still have room; without one the rest are refused alike
+            softer = refused.booked and len(rest) > 1
+            found += self.admit_each(rest[1:]) if softer else [refused] * (len(rest) - 1)
+        return found
+
     def _replace(self, entry: Entry) -> None:
         self._count(self.entries[entry.id], Kind.LIVE, -1)
         self._count(entry, Kind.LIVE, 1)
@@ -355,25 +400,3 @@ class Ledger:
         if not found:
             self._replace(after)
         return found
-
-    def _within(self, lease: Entry, entry: Entry) -> None:
-        below = entry.account == lease.account or entry.account.startswith(lease.account + "/")
-        chain = self.tree.chain(entry.account)
-        limited = any(b.declared and len(b.path) > len(lease.account) for b in chain[:-1])
-        self.tree.prune(chain[0])
-        if not below or limited:
-            raise QuotaError(
-                f"{entry.id}: account {entry.account}: lease {lease.id} is for {lease.account}; a "
-                f"task with limits of its own needs a lease of its own"
-            )
-        if entry.task_class is not lease.task_class:
-            raise QuotaError(
-                f"{entry.id}: class {entry.task_class.value}: lease {lease.id} is for "
-                f"{lease.task_class.value} work"
-            )
-        for dimension, value in entry.amounts.items():
-            if value > lease.amounts.get(dimension, 0):
-                raise QuotaError(
-                    f"{entry.id}.{dimension}: {value}: lease {lease.id} has "
-                    f"{lease.amounts.get(dimension, 0)} left"
-                )

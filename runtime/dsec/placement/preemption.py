@@ -35,7 +35,7 @@ from dsec.placement.refusal import Refusal
 from dsec.placement.trial import Place, Trial, what_if
 from dsec.placement.view import ClusterView
 
-NODES_TRIED = 64
+NODES_TRIED = 32
 """Most nodes that are looked at closely for one asker; the others seem to need more victims."""
 Weight = tuple[int, int, int, int, float, list[str]]
 """How much a plan disturbs; smaller is better."""
@@ -209,12 +209,14 @@ def _by_node(question: _Question) -> list[tuple[Weight, Trial]]:
     for name in _promising(question, by_node):
         small = trial.only(name)
         softest = by_node[name]
-        tried = (
-            _clear(small, ids, stop=stop)
-            for stop in (False, True)
-            for ids in (softest, sorted(softest, key=lambda id_: _large_first(question, id_)))
-        )
-        local += [_weighed(question, cleared) for cleared in tried if cleared is not None]
+        largest = sorted(softest, key=lambda id_: _large_first(question, id_))
+        orders = [softest] if softest == largest else [softest, largest]
+        rests = any(_pausable(small, id_) for id_ in softest)
+        for stop in (False, True) if rests else (True,):
+            for ids in orders:
+                cleared = _clear(small, ids, stop=stop)
+                if cleared is not None:
+                    local.append(_weighed(question, cleared))
     local.sort(key=lambda one: one[0])
     found = []
     for _, cleared in local:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from dsec.placement.dumps import DecisionDump, replay
 from sim_world import Sim, create
 
 HUGE = {"cpuMilli": 4_000_000, "memoryBytes": 1 << 30}
@@ -22,9 +23,19 @@ def test_the_newest_decision_of_a_sandbox(simulate: Callable[..., None]) -> None
             await sim.clock.sleep(2)
             placed = (await sim.client.get(f"{where}/{fits}/decision")).json()
             assert (placed["sandbox"], placed["node"]) == (fits, "n1")
+            assert placed["record"]["nodes"] == {"n1": 1}
             waits = (await sim.client.get(f"{where}/{huge}/decision")).json()
             assert waits["node"] == ""
             assert "CPU: asked 4000 cores" in waits["message"]
+            (rejected,) = waits["record"]["rejected"]
+            assert (rejected["dimension"], rejected["nodes"]) == ("cpu", 1)
+            assert placed["record"]["epoch"] == 1
+
+            answer = await sim.client.get("/v1/decisions/dump")
+            assert answer.status_code == 200, answer.text
+            dumped = DecisionDump.model_validate_json(answer.content)
+            assert [request.id for request in dumped.requests] == [huge]
+            assert replay(dumped).differences == []
             for path in (f"{where}/sb-none", f"/v1/projects/other/sandboxes/{fits}"):
                 assert (await sim.client.get(f"{path}/decision")).status_code == 404
 

@@ -76,12 +76,14 @@ class FakeGateway:
         self.cut_streams = False
         self.nodes: list[dict[str, Any]] = []
         self.decisions: dict[str, SandboxDecision] = {}
+        self.dump = b""
         self.app = Starlette(
             routes=[
                 Route("/readyz", lambda _: Response("ok")),
                 Route("/v1/whoami", self._whoami),
                 Route("/v1/version", lambda _: JSONResponse({"version": "9.9", "protocol": 1})),
                 Route("/v1/nodes", lambda _: JSONResponse({"items": self.nodes})),
+                Route("/v1/decisions/dump", lambda _: Response(self.dump)),
                 Route("/v1/tenants", lambda _: JSONResponse({"items": []})),
                 Route("/v1/projects/{p}/experiments", self._list, methods=["GET"]),
                 Route("/v1/projects/{p}/experiments", self._accept, methods=["POST"]),

@@ -55,6 +55,21 @@ def test_a_dump_is_replayed_offline(cli: Cli, taken: DecisionDump, tmp_path: Pat
     assert json.loads(out)["same"] is True
 
 
+def test_a_dump_is_taken_of_the_server(
+    cli: Cli,  # noqa: F811
+    gateway: FakeGateway,  # noqa: F811
+    taken: DecisionDump,
+    tmp_path: Path,
+) -> None:
+    """And kept in the file, to be sent to somebody else."""
+    gateway.dump = taken.model_dump_json().encode()
+    file = tmp_path / "dump.json"
+    code, out, _ = cli("explain", str(file), "--take")
+    assert code == codes.EXIT_OK
+    assert "gives the same decision" in out
+    assert file.read_bytes() == gateway.dump
+
+
 def test_another_decision_is_a_failure(cli: Cli, taken: DecisionDump, tmp_path: Path) -> None:  # noqa: F811
     """Exit code 1, and which request went elsewhere."""
     taken.decisions[0] = taken.decisions[-1].__class__(taken.decisions[0].id, "elsewhere")

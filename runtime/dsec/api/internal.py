@@ -21,6 +21,10 @@ class CreatesCall(WireModel):
     batch: CreateBatch
 
 
+class DumpCall(WireModel):
+    """Dump the next round of decisions."""
+
+
 class EndCall(WireModel):
     """End sandboxes of a project."""
 

@@ -21,6 +21,9 @@ def explain(
     what: Annotated[
         str, typer.Argument(help="A sandbox id, or a file with a dumped decision.", metavar="WHAT")
     ],
+    take: Annotated[
+        bool, typer.Option("--take", help="First dump the leader's next round into the file.")
+    ] = False,
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -29,7 +32,10 @@ def explain(
     Of a sandbox the newest decision is asked of the server. A file is replayed here, with the same
     code and no server; exit code 1 where another decision comes out.
     """
-    if what.startswith("sb-") and not Path(what).exists():
+    if take:
+        with client(project) as dsec:
+            Path(what).write_bytes(dsec.decision_dump())
+    if not take and what.startswith("sb-") and not Path(what).exists():
         with client(project) as dsec:
             decision = dsec.decision(what)
         show_one(decision, output, lambda: _sandbox_words(decision))

@@ -136,6 +136,13 @@ class SandboxVerbs(Caller):
         path = self._at("sandboxes", sandbox_id, "decision")
         return parse(SandboxDecision, (await self._transport.call("GET", path)).content)
 
+    async def decision_dump(self) -> bytes:
+        """Return the leader's next round of decisions, as `dsec explain` replays it.
+
+        Raises InvalidError where nothing waits for a place.
+        """
+        return (await self._transport.call("GET", "/v1/decisions/dump")).content
+
     async def stop(self, sandbox_id: str) -> None:
         """End one sandbox. Repeating it changes nothing."""
         await self._transport.call("DELETE", self._at("sandboxes", sandbox_id))

@@ -241,6 +241,10 @@ class Client:
         """Return why a sandbox is where it is, or why it waits."""
         return self._wait(self._client.decision(sandbox_id))
 
+    def decision_dump(self) -> bytes:
+        """Return the leader's next round of decisions, as `dsec explain` replays it."""
+        return self._wait(self._client.decision_dump())
+
     def stop(self, sandbox_id: str) -> None:
         """End one sandbox."""
         self._wait(self._client.stop(sandbox_id))

@@ -39,6 +39,7 @@ TABLE = (
     Api("GET", SANDBOX + "/logs", proxy.logs, "get", "sandboxes", "log"),
     Api("GET", "/v1/nodes", sandboxes.nodes, "list", "sandboxnodes"),
     Api("DELETE", "/v1/nodes/{node}", joining.remove, "delete", "sandboxnodes"),
+    Api("GET", "/v1/decisions/dump", sandboxes.dump, "get", "sandboxnodes"),
     Api("GET", "/v1/tenants", sandboxes.tenants),
     Api("POST", "/v1/join-tokens", joining.create, "create", "sandboxnodes"),
 )

@@ -12,11 +12,13 @@ from dsec.api.internal import (
     ENDPOINT_ANNOTATION,
     LEASE,
     CreatesCall,
+    DumpCall,
     EndCall,
     EndOutcome,
 )
 from dsec.api.wire import ErrorBody, KeyedAnswers
 from dsec.gateway.errors import ApiError, away
+from dsec.placement.dumps import DecisionDump
 from dsec.world.clock import Clock
 from dsec.world.network import Network
 from dsec.world.records import RecordNotFoundError, Records, RecordsError
@@ -50,6 +52,10 @@ class Leader:
     async def end(self, call: EndCall) -> EndOutcome:
         """Have sandboxes ended. Raises ApiError."""
         return await self._call("/internal/v1/end", call, EndOutcome)
+
+    async def dump(self) -> DecisionDump:
+        """Have the next round of decisions dumped. Raises ApiError: 422 where nothing waits."""
+        return await self._call("/internal/v1/dump", DumpCall(), DecisionDump)
 
     async def epoch(self) -> int:
         """Return the newest epoch known. Raises ApiError 503."""

@@ -77,6 +77,12 @@ async def decision(call: Call) -> Response:
     return JSONResponse(found[sandbox].wire())
 
 
+async def dump(call: Call) -> Response:
+    """Return everything that the leader's next round of decisions is made from, and what it is."""
+    found = await call.gateway.leader.dump()
+    return Response(found.model_dump_json(by_alias=True), media_type="application/json")
+
+
 async def delete(call: Call) -> Response:
     """End one sandbox; repeating it changes nothing."""
     sandbox = call.path("sandbox")

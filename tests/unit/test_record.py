@@ -48,7 +48,10 @@ def test_one_record_for_all_that_asked_for_the_same() -> None:
     burst, big = found["s0"], found["big"]
     assert (burst.asked, burst.placed, sum(burst.nodes.values())) == (200, 100, 100)
     assert burst.nodes == {f"n{n}": 20 for n in range(5)}
-    assert burst.scores
+    parts = dict(place(view(node("n0", 20, 64)), asked[:1], record=True)[0].scores)
+    assert {score.name for score in burst.scores} >= {"stranding"}
+    assert "cost" not in {score.name for score in burst.scores}
+    assert parts["cost"] == pytest.approx(sum(v for k, v in parts.items() if k != "cost"))
     assert burst.rejected[0].dimension == "cpu"
     assert (big.asked, big.placed) == (1, 0)
     assert big.rejected[0].nodes == 5

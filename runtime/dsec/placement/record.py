@@ -184,8 +184,10 @@ def _counts(nodes: Iterable[str]) -> dict[str, int]:
 
 
 def _scores(decisions: Iterable[Decision]) -> list[Score]:
+    """Return the parts of the first chosen node's cost; their sum is left out."""
     placed = next((one for one in decisions if one.node), None)
-    return [Score(name=name, value=value) for name, value in (placed.scores if placed else ())]
+    parts = placed.scores if placed else ()
+    return [Score(name=name, value=round(value, 6)) for name, value in parts if name != "cost"]
 
 
 def _name(inputs: str, at: datetime, epoch: int, number: int) -> str:

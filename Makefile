@@ -76,6 +76,9 @@ soak: setup ## Full counts and long runs (hours)
 bench-openb: setup ## Placement on a GPU trace against other rules: make bench-openb DATA=folder
 	$(BIN)/python tests/bench/bench_openb.py $(or $(DATA),$(error say where the trace is: DATA=folder)) $(OPENB_OPTIONS)
 
+bench-placement: setup ## Decisions a second and their latency, with every filter on
+	$(BIN)/python tests/bench/bench_placement.py
+
 bench-%: setup ## One benchmark of tests/bench, for example make bench-create
 	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600
 

@@ -28,7 +28,9 @@ class Buckets:
 
     def add(self, key: str, member: str) -> None:
         """Count a member once more."""
-        found = self._writable(key)
+        found = self._sets.get(key)
+        if found is None or key not in self._own:
+            found = self._writable(key)
         found[member] = found.get(member, 0) + 1
 
     def drop(self, key: str, member: str) -> None:

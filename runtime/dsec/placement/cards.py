@@ -5,8 +5,8 @@ cards that are cut already, whole cards are taken in their order. There is a cho
 which cards are given; `chooser_for` returns the one for a class of requests.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,7 @@ def slices_left(slicing: Slicing, name: str) -> Ints:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """The cards of one node for one request, and what it does to the node."""
 
     claims: tuple[Claim, ...]
@@ -140,7 +139,7 @@ class WholeChooser(Chooser):
         found = self.suiting(scratch)
         if len(found) < gpus:
             return None
-        if gpus > 1:
+        if gpus > 1 and self.derived.mixed:
             found = _of_one_model(scratch, found, gpus)
         p = self.potential
         change = -gpus * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
@@ -173,6 +172,7 @@ class ClientChooser(Chooser):
     ) -> None:
         super().__init__(view, derived, potential, static, asked)
         self._codes = potential.codes_for(view, self.bit)
+        self._usable_of: dict[int, list[tuple[int, int, int]]] = {}
         shapes = {number: self._shape(number) for number in static.kinds}
         millis = {milli for milli, _ in shapes.values()} or {WHOLE + 1}
         memories = {memory for _, memory in shapes.values()} or {0}
@@ -241,29 +241,43 @@ class ClientChooser(Chooser):
 
     def pick(self, scratch: Scratch) -> Pick | None:
         """Return the cards where it strands least, the first of equals."""
-        p = self.potential
+        p, bit, gpus = self.potential, self.bit, self.asked.gpus
         values, base = p.tables.card_list, p.bases_of_profile[scratch.profile]
-        limit, gpus = self.asked.gpu_clients, self.asked.gpus
-        found: list[tuple[float, int]] = []
-        for number in self.suiting(scratch):
-            state, claim = scratch.cards[number], self.claim(scratch, number)
-            milli, asked = state[_MILLI], claim.milli
-            if milli < asked or state[_MEMORY] < claim.memory:
+        limit, cards = self.asked.gpu_clients or _MASKS, scratch.cards
+        best, card, taken = NEVER, -1, 0
+        found: list[tuple[float, int, int]] = []
+        for number, milli, memory in self._usable(scratch):
+            state = cards[number]
+            free = state[_MILLI]
+            if free < milli or not state[_OPEN] & bit or state[_MEMORY] < memory:
                 continue
-            if limit and state[_COUNT] >= limit:
+            if state[_COUNT] >= limit:
                 continue
-            code = base + milli
-            found.append((values[code - asked] - values[code], number))
+            change = values[base + free - milli] - values[base + free]
+            if gpus > 1:
+                found.append((change, number, milli))
+            elif change < best:
+                best, card, taken = change, number, milli
+        if gpus == 1:
+            return Pick((self.claim(scratch, card),), best, taken) if card >= 0 else None
         if len(found) < gpus:
             return None
-        if gpus == 1:
-            change, number = min(found)
-            claim = self.claim(scratch, number)
-            return Pick((claim,), change, claim.milli)
         found.sort()
-        claims = tuple([self.claim(scratch, number) for _, number in found[:gpus]])
-        change = sum([one for one, _ in found[:gpus]])
-        return Pick(claims, change, sum([claim.milli for claim in claims]))
+        del found[gpus:]
+        claims = tuple([self.claim(scratch, number) for _, number, _ in found])
+        return Pick(claims, sum([one[0] for one in found]), sum([one[2] for one in found]))
+
+    def _usable(self, scratch: Scratch) -> list[tuple[int, int, int]]:
+        """Return (card, milli, bytes of a client on it) of the cards of a node that will do."""
+        known = self._usable_of.get(scratch.profile)
+        if known is None:
+            suits = self.static.suits
+            known = self._usable_of[scratch.profile] = [
+                (number, *self._shape(kind))
+                for number, kind in enumerate(self.derived.kinds_of(scratch.profile))
+                if suits is None or suits.item(scratch.row, number)
+            ]
+        return known
 
 
 class SliceChooser(Chooser):

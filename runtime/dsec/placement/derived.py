@@ -16,7 +16,7 @@ from dsec.placement.filters import card_suits, mismatch
 from dsec.placement.mix import Mix
 from dsec.placement.potential import UNLEARNED, Potential, groups_of
 from dsec.placement.request import Request
-from dsec.placement.scores import FULL_ORDER, Weights, local_cost, static_cost
+from dsec.placement.scores import FULL_ORDER, Weights, static_cost
 from dsec.placement.stranding import Floats, Ints
 from dsec.placement.view import ClusterView
 
@@ -56,6 +56,8 @@ class Derived:
         self.weights = weights
         self.generation = -1
         self.watermarked = False
+        self.mixed = False
+        """Some node has cards of several models."""
         self.kinds: list[Accelerator] = [Accelerator("")]
         """Distinct cards; number 0 stands for no card."""
         self._kind_numbers: dict[Key, int] = {}
@@ -65,6 +67,8 @@ class Derived:
         self.order: Floats = np.zeros(0)
         self._verdicts: dict[Key, Verdicts] = {}
         self._classes: dict[Key, StaticClass] = {}
+        self._held: dict[str, tuple[Ints, Ints]] | None = None
+        """Rows that hold a data set or an image, and percents."""
         self.potential: Potential | None = None
 
     def fork(self) -> "Derived":
@@ -103,6 +107,7 @@ class Derived:
     def _follow(self, view: ClusterView) -> None:
         self.generation = view.generation
         self._classes.clear()
+        self._held = None
         rows = len(view.described)
         self.watermarked = any(
             node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
@@ -112,6 +117,7 @@ class Derived:
         self.order = np.multiply(positions, self.weights.order / max(rows, FULL_ORDER))
         for node in view.profiles[len(self._profile_kinds) :]:
             self._profile_kinds.append([self._kind_of(card) for card in node.devices])
+            self.mixed = self.mixed or len({card.model for card in node.devices}) > 1
         cards = view.cards.shape[2]
         table = np.zeros((max(1, len(view.profiles)), cards), dtype=np.int64)
         for number, kinds in enumerate(self._profile_kinds):
@@ -125,6 +131,10 @@ class Derived:
             number = self._kind_numbers[key] = len(self.kinds)
             self.kinds.append(card)
         return number
+
+    def kinds_of(self, profile: int) -> list[int]:
+        """Return the kinds of the cards of nodes with a description."""
+        return self._profile_kinds[profile]
 
     def static_class(self, view: ClusterView, request: Request, asked: Asked) -> StaticClass:
         """Return what filters and static scores say of a request's class."""
@@ -163,9 +173,7 @@ class Derived:
         if any(verdicts.cost):
             base = base + np.array(verdicts.cost)[view.profile]
         if request.datasets or request.image:
-            base = base + np.array(
-                [local_cost(node, request, asked, self.weights) for node in view.described]
-            )
+            base = base + self._local(view, request)
         rows: Ints | None = None
         if base is not self.order:
             rows = np.argsort(base, kind="stable")
@@ -174,6 +182,35 @@ class Derived:
             rows = np.flatnonzero(mask)
         suits = self._suits(view, request, asked, verdicts)
         return StaticClass(rows, base, suits, self._kinds(verdicts))
+
+    def _local(self, view: ClusterView, request: Request) -> Floats:
+        """Return the cost of fetching data sets and image, by row."""
+        if self._held is None:
+            held: dict[str, tuple[list[int], list[int]]] = {}
+            for row, node in enumerate(view.described):
+                for name, percent in (*node.datasets, *((one, 100) for one in node.images)):
+                    rows, percents = held.setdefault(name, ([], []))
+                    rows.append(row)
+                    percents.append(min(100, max(0, percent)))
+            self._held = {
+                name: (np.array(rows), np.array(percents))
+                for name, (rows, percents) in held.items()
+            }
+        count = len(view.described)
+        got = np.zeros(count, dtype=np.int64)
+        for name in request.datasets:
+            if name in self._held:
+                at, percents_there = self._held[name]
+                got[at] += percents_there
+        cost = np.zeros(count)
+        if request.datasets:
+            cost += self.weights.data * (1.0 - got / (100 * len(request.datasets)))
+        if request.image:
+            absent = np.ones(count)
+            if request.image in self._held:
+                absent[self._held[request.image][0]] = 0.0
+            cost += self.weights.image * absent
+        return cost
 
     def _kinds(self, verdicts: Verdicts) -> tuple[int, ...]:
         found = {

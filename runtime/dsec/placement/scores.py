@@ -7,7 +7,7 @@ Parts that follow from the present state exist twice, for arrays of candidates a
 plain numbers, and give the same bits: a batch decides exactly as single requests would.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dsec.placement.asked import Asked
@@ -54,18 +54,10 @@ class Weights:
     """CPU and memory used to different parts of the node, at the most different."""
 
 
-def data(node: Node, request: Request, _asked: Asked) -> float:
-    """Return the part of the data sets that is not there (SCHED-05)."""
-    if not request.datasets:
-        return 0.0
-    here = dict(node.datasets)
-    got = sum(min(100, max(0, here.get(name, 0))) for name in request.datasets)
-    return 1.0 - got / (100 * len(request.datasets))
-
-
-def image(node: Node, request: Request, _asked: Asked) -> float:
-    """Return 1 where the image has to be fetched (SCHED-22)."""
-    return 1.0 if request.image and request.image not in node.images else 0.0
+def data(here: Mapping[str, int], datasets: tuple[str, ...]) -> float:
+    """Return the part of the data sets that is not on a node with those percents (SCHED-05)."""
+    got = sum([min(100, max(0, here.get(name, 0))) for name in datasets])
+    return 1.0 - got / (100 * len(datasets)) if datasets else 0.0
 
 
 def segment(node: Node, request: Request, _asked: Asked) -> float:
@@ -108,8 +100,6 @@ STATIC: tuple[tuple[str, Part], ...] = (
     ("segment", segment),
 )
 """Parts that follow from what `ClusterView.profiles` tells apart; names are those of `Weights`."""
-LOCAL: tuple[tuple[str, Part], ...] = (("data", data), ("image", image))
-"""Parts that follow from what each single node holds."""
 
 
 def static_cost(node: Node, request: Request, asked: Asked, weights: Weights) -> float:
@@ -119,11 +109,14 @@ def static_cost(node: Node, request: Request, asked: Asked, weights: Weights) ->
     )
 
 
-def local_cost(node: Node, request: Request, asked: Asked, weights: Weights) -> float:
-    """Return the sum of the parts of one node's own."""
-    return sum(
-        (float(getattr(weights, name)) * part(node, request, asked) for name, part in LOCAL), 0.0
-    )
+def local_parts(node: Node, request: Request, weights: Weights) -> list[tuple[str, float]]:
+    """Return the parts that follow from what one node holds: data (SCHED-05), image (SCHED-22).
+
+    `derived.Derived` sums the same over all nodes at once.
+    """
+    lacking = data(dict(node.datasets), request.datasets)
+    absent = 1.0 if request.image and request.image not in node.images else 0.0
+    return [("data", weights.data * lacking), ("image", weights.image * absent)]
 
 
 def distance(node: Node, others: list[Node]) -> int:

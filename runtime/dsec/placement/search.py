@@ -13,14 +13,15 @@ from dsec.placement.dimensions import LIMIT, Column
 from dsec.placement.filters import room
 from dsec.placement.potential import Potential
 from dsec.placement.request import Decision, Request
-from dsec.placement.scores import LOCAL, STATIC
+from dsec.placement.scores import STATIC, local_parts
 from dsec.placement.stranding import CANDIDATES, Floats, Ints
 from dsec.placement.view import SELDOM, STAGE_COLUMN, ClusterView, Scratch
 
 FIRST_BLOCK = 512
 """Rows looked at first; each further block is twice as large."""
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
-_CPU, _WHOLE = int(Column.CPU), int(Column.WHOLE)
+_CPU, _WHOLE, _MEMORY = int(Column.CPU), int(Column.WHOLE), int(Column.MEMORY)
+_STAGES = tuple(int(column) for column in STAGE_COLUMN.values())
 
 
 class Search:
@@ -35,8 +36,10 @@ class Search:
         "_derived",
         "_lacking",
         "_order",
+        "_plain",
         "_record",
         "_rest",
+        "_varying",
         "_view",
         "amounts",
         "asked",
@@ -75,6 +78,10 @@ class Search:
         for column, amount in room(request, asked, watermarks=derived.watermarked):
             self._compare.append((column, amount))
         self._compare_cpu()
+        # what follows from cards is exact in the cards alone while they are being changed
+        own = [one for one in self._compare if one[0] < _WHOLE]
+        self._plain = [(column, asked) for column, asked in own if isinstance(asked, int)]
+        self._varying = [(column, asked) for column, asked in own if not isinstance(asked, int)]
         # one node is always compared in all columns, many only where one of them can lack
         self._lacking = [
             one
@@ -197,12 +204,10 @@ class Search:
         return asked if isinstance(asked, int) else asked[rows]
 
     def _imbalance(self, rows: Ints) -> Floats:
-        columns = self._view.columns
+        columns, totals = self._view.columns, self._view.totals
         cpu = columns[_CPU][rows] - self._cpu_of(rows)
-        memory = columns[Column.MEMORY][rows] - self.asked.memory
-        totals = [self._view.described[row] for row in rows.tolist()]
-        cpus = np.array([max(1, one.cpu_milli) for one in totals], dtype=np.float64)
-        memories = np.array([max(1, one.memory_bytes) for one in totals], dtype=np.float64)
+        memory = columns[_MEMORY][rows] - self.asked.memory
+        cpus, memories = np.maximum(totals[_CPU][rows], 1), np.maximum(totals[_MEMORY][rows], 1)
         return np.asarray(np.abs(cpu / cpus - memory / memories))
 
     # -- one node -------------------------------------------------------------------------------
@@ -217,45 +222,53 @@ class Search:
         """Find cards and cost on one node, the same as `more` finds; False where it has no room."""
         scratch = spot.scratch
         columns, row = scratch.columns, scratch.row
-        for column, asked in self._compare:
-            amount = asked if isinstance(asked, int) else asked.item(row)
-            # what follows from cards is exact in the cards alone while they are being changed
-            if columns[column] < amount and column < _WHOLE:
+        for column, amount in self._plain:
+            if columns[column] < amount:
+                return False
+        for column, amounts in self._varying:
+            if columns[column] < amounts.item(row):
                 return False
         weights = self._derived.weights
         cost = self.static.base.item(row)
         if self._cards:
-            p = self.potential
-            amounts = self.amounts or amounts_of(self.asked, scratch.node)
-            group, left = p.group_of_profile[scratch.profile], columns[_CPU] - amounts[_CPU]
-            if self._chooser is None:
-                spot.next_usable = spot.usable
-                spot.next_stranded = p.surface.read_one(group, left, spot.usable)
-                stranded = spot.next_stranded - spot.stranded
-            else:
-                pick = spot.pick = self._chooser.pick(scratch)
-                if pick is None:
-                    return False
-                spot.next_usable = max(spot.usable - pick.taken - pick.change, 0.0)
-                spot.next_stranded = p.surface.read_one(group, left, spot.next_usable)
-                stranded = spot.next_stranded + pick.change - spot.stranded + pick.extra
+            stranded = self._strand(spot)
+            if stranded is None:
+                return False
             cost += stranded * weights.stranding
         if weights.balance and not self.asked.mode:
             cost += weights.balance * self._imbalance_of(scratch)
         if self.request.stage in STAGE_COLUMN:
             same = columns[STAGE_COLUMN[self.request.stage]]
-            cost += weights.stage * (same / (sum(columns[Column.EXPLORATION :]) + 1))
+            every = columns[_STAGES[0]] + columns[_STAGES[1]] + columns[_STAGES[2]]
+            cost += weights.stage * (same / (every + 1))
         if self._counts is not None:
             count = self._view.group(self.request.spread).get(scratch.node.name, 0)
             cost += weights.spread * float(count)
         spot.cost = cost
         return True
 
+    def _strand(self, spot: "Spot") -> float | None:
+        """Find cards and what is stranded by giving them; None where they do not suffice."""
+        scratch, p = spot.scratch, self.potential
+        booked = self.amounts or amounts_of(self.asked, scratch.node)
+        group, left = p.group_of_profile[scratch.profile], scratch.columns[_CPU] - booked[_CPU]
+        if self._chooser is None:
+            spot.next_usable = spot.usable
+            spot.next_stranded = p.surface.read_one(group, left, spot.usable)
+            return spot.next_stranded - spot.stranded
+        pick = spot.pick = self._chooser.pick(scratch)
+        if pick is None:
+            return None
+        spot.next_usable = max(spot.usable - pick.taken - pick.change, 0.0)
+        spot.next_stranded = p.surface.read_one(group, left, spot.next_usable)
+        return spot.next_stranded + pick.change - spot.stranded + pick.extra
+
     def _imbalance_of(self, scratch: Scratch) -> float:
-        node, amounts = scratch.node, self.amounts or amounts_of(self.asked, scratch.node)
-        cpu = (scratch.columns[_CPU] - amounts[_CPU]) / max(1, node.cpu_milli)
-        memory = (scratch.columns[Column.MEMORY] - self.asked.memory) / max(1, node.memory_bytes)
-        return abs(cpu - memory)
+        totals, amounts = self._view.totals, self.amounts or amounts_of(self.asked, scratch.node)
+        cpu = scratch.columns[_CPU] - amounts[_CPU]
+        memory = scratch.columns[_MEMORY] - self.asked.memory
+        cpus, memories = totals.item(_CPU, scratch.row), totals.item(_MEMORY, scratch.row)
+        return abs(cpu / max(1, cpus) - memory / max(1, memories))
 
     # -- placing --------------------------------------------------------------------------------
 
@@ -327,8 +340,9 @@ class Search:
         scratch, weights = spot.scratch, self._derived.weights
         parts = [
             (name, float(getattr(weights, name)) * part(scratch.node, self.request, self.asked))
-            for name, part in (*STATIC, *LOCAL)
+            for name, part in STATIC
         ]
+        parts += local_parts(scratch.node, self.request, weights)
         parts.append(("order", self._derived.order.item(scratch.row)))
         if self.request.stage in STAGE_COLUMN:
             same = scratch.columns[STAGE_COLUMN[self.request.stage]]

@@ -165,6 +165,7 @@ class ClusterView:
         "generation",
         "profile",
         "profiles",
+        "totals",
         "touched",
     )
 
@@ -185,6 +186,8 @@ class ClusterView:
         """Descriptions by row."""
         self.columns: Ints = np.zeros((_COLUMNS, 0), dtype=np.int64)
         """[column, row]: free amounts and what follows from them."""
+        self.totals: Ints = np.zeros((_COLUMNS, 0), dtype=np.int64)
+        """[column, row]: what there is in all."""
         self.cards: Ints = np.zeros((len(Card), 0, 1), dtype=np.int64)
         """[field, row, card]; a card that a node lacks is 0 in every field."""
         self.profile: Ints = np.zeros(0, dtype=np.int64)
@@ -280,6 +283,7 @@ class ClusterView:
         if self._gone:
             rows = sorted(self._rows[name] for name in self._gone)
             self.columns = np.delete(self.columns, rows, axis=1)
+            self.totals = np.delete(self.totals, rows, axis=1)
             self.cards = np.delete(self.cards, rows, axis=1)
             self.profile = np.delete(self.profile, rows)
             gone = set(rows)
@@ -290,9 +294,9 @@ class ClusterView:
             nodes = [self._nodes[name] for _, _, name in new]
             self._widen(max(len(node.devices) for node in nodes))
             at = [bisect_left(self._order, key) for key in new]
-            self.columns = np.insert(
-                self.columns, at, np.zeros((_COLUMNS, len(new)), np.int64), axis=1
-            )
+            empty = np.zeros((_COLUMNS, len(new)), np.int64)
+            self.columns = np.insert(self.columns, at, empty, axis=1)
+            self.totals = np.insert(self.totals, at, empty, axis=1)
             self.cards = np.insert(self.cards, at, 0, axis=1)
             self.profile = np.insert(self.profile, at, [self._profile_of(one) for one in nodes])
             self._order = sorted([*self._order, *new])
@@ -308,7 +312,9 @@ class ClusterView:
         """Make a row anew from the description and the bookings."""
         node = self.described[row]
         cards = [idle(card) for card in node.devices]
-        scratch = Scratch(row, node, self.profile.item(row), totals(node), cards)
+        every = totals(node)
+        self.totals[:, row] = every
+        scratch = Scratch(row, node, self.profile.item(row), every, cards)
         for id_ in self._on.keys_of(node.name):
             booking = self._bookings[id_]
             scratch.take(_held(booking), booking.claims, booking.request.stage)
@@ -555,6 +561,7 @@ class ClusterView:
         other._profile_numbers = dict(self._profile_numbers)
         other.profiles = list(self.profiles)
         other.columns, other.cards = self.columns.copy(), self.cards.copy()
+        other.totals = self.totals.copy()
         other.profile = self.profile.copy()
         other.generation = self.generation
         other.floors = list(self.floors)

@@ -1,0 +1,161 @@
+"""How many decisions a second placement makes, with every filter on: `make bench-placement`.
+
+The pure core on one processor: view, filters, scores by learned stranding tables, bookings in the
+view; no ledger, journal or network. All decisions are replayed by a checker afterwards. Each
+figure is the median of the rounds by the wall clock; `cpu` is the same by processor time, which
+is what counts where others use the machine as well.
+"""
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import median
+
+from dsec.placement.asked import Asked
+from dsec.placement.engine import demand_of, place
+from dsec.placement.mix import Mix
+from dsec.placement.request import Decision, Node, Request
+from dsec.placement.view import ClusterView
+from placement_load import batches, cluster, unique, violations
+
+ROUNDS = 3
+UNIQUE = {1000: 4000, 5000: 16_000}
+"""Requests per round, by nodes: the cluster ends about two thirds full."""
+BATCHES, BATCH = 300, 100
+BURST = 32_000
+BURST_CLASS = 500
+"""Equal replicas next to each other in the burst."""
+LEARNED = 20_000
+"""Requests that the mix has seen, as in a control plane that has run for a while."""
+WARM_UP = 400
+TARGETS = {
+    "decisions_per_s_5000_unique": 8000.0,
+    "decisions_per_s_5000_batch": 80_000.0,
+    "decision_p99_ms": 0.5,
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was decided in a round, and how long it took."""
+
+    requests: list[Request] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Decisions a second, by the wall clock."""
+        return len(self.decisions) / self.seconds
+
+    @property
+    def cpu_rate(self) -> float:
+        """Decisions a second of processor time."""
+        return len(self.decisions) / self.cpu
+
+
+def warm(nodes: Sequence[Node]) -> Mix:
+    """Return a mix that has learned what comes, and leave the code warm as well."""
+    mix = Mix()
+    for one in unique(LEARNED, 6):
+        asked = Asked.of(one)
+        if asked.gpus:
+            mix.observe(demand_of(one, asked))
+    view = ClusterView(nodes)
+    for one in unique(WARM_UP, 7, "w"):
+        place(view, [one], mix=mix)
+    return mix
+
+
+def measure(nodes: Sequence[Node], calls: Sequence[list[Request]]) -> Tally:
+    """Place each of `calls` with one call, on an empty cluster."""
+    mix, view, tally = warm(nodes), ClusterView(nodes), Tally()
+    place(view, [], mix=mix)
+    view.settle()
+    tally.requests = [one for call in calls for one in call]
+    decisions, latencies, clock = tally.decisions, tally.latencies, time.perf_counter
+    # what was built so far is no garbage, and must not be looked through during the measurement
+    gc.collect()
+    gc.freeze()
+    begin, cpu = clock(), time.process_time()
+    for call in calls:
+        start = clock()
+        decisions += place(view, call, mix=mix)
+        latencies.append(clock() - start)
+    tally.seconds, tally.cpu = clock() - begin, time.process_time() - cpu
+    gc.unfreeze()
+    tally.wrong = list(violations(nodes, tally.requests, decisions))
+    return tally
+
+
+def rounds(work: Callable[[int], Tally]) -> list[Tally]:
+    """Measure some rounds, each with requests of its own."""
+    return [work(seed) for seed in range(1, ROUNDS + 1)]
+
+
+def rate_line(name: str, tallies: Sequence[Tally]) -> str:
+    """Return the figure of decisions a second."""
+    value, cpu = median(one.rate for one in tallies), median(one.cpu_rate for one in tallies)
+    placed = sum(1 for one in tallies for decision in one.decisions if decision.node)
+    total = sum(len(one.decisions) for one in tallies)
+    line = (
+        f"FIGURE name={name} value={value:.0f} unit=per_second of=median runs={len(tallies)} "
+        f"cpu={cpu:.0f} placed={placed} requests={total}"
+    )
+    return line + reached(name, value)
+
+
+def latency_line(name: str, tallies: Sequence[Tally], part: float) -> str:
+    """Return the figure of one quantile of single decisions, in milliseconds."""
+    values = [sorted(one.latencies)[int(len(one.latencies) * part)] * 1000 for one in tallies]
+    value = median(values)
+    line = f"FIGURE name={name} value={value:.3f} unit=milliseconds of=median runs={len(values)}"
+    return line + reached(name, value)
+
+
+def reached(name: str, value: float) -> str:
+    """Return the target of a figure and whether it was reached."""
+    target = TARGETS.get(name)
+    if target is None:
+        return ""
+    good = value <= target if name.endswith("_ms") else value >= target
+    return f" target={target:g} reached={'yes' if good else 'no'}"
+
+
+def main() -> int:
+    """Run and print; 1 where a decision was not allowed."""
+    few, many = cluster(1000), cluster(5000)
+    small = rounds(lambda seed: measure(few, [[one] for one in unique(UNIQUE[1000], seed)]))
+    single = rounds(lambda seed: measure(many, [[one] for one in unique(UNIQUE[5000], seed)]))
+    batch = rounds(lambda seed: measure(many, batches(BATCHES, BATCH, seed)))
+    burst = rounds(
+        lambda seed: measure(
+            many, [[*chain.from_iterable(batches(BURST // BURST_CLASS, BURST_CLASS, seed, "x"))]]
+        )
+    )
+    every = [*small, *single, *batch, *burst]
+    wrong = [line for one in every for line in one.wrong]
+    lines = [
+        *wrong[:20],
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors",
+        rate_line("decisions_per_s_1000_unique", small),
+        rate_line("decisions_per_s_5000_unique", single),
+        rate_line("decisions_per_s_5000_batch", batch),
+        rate_line("decisions_per_s_5000_burst", burst),
+        latency_line("decision_p50_ms", single, 0.5),
+        latency_line("decision_p99_ms", single, 0.99),
+        f"CHECK violations={len(wrong)} requests={sum(len(one.decisions) for one in every)}",
+    ]
+    print("\n".join(lines))  # noqa: T201  the figures are the result
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ from dsec.api.decisions import DecisionRecord, LedgerFigure, Rejection, Score
 from dsec.placement.accelerators import Accelerator
 from dsec.placement.asked import canonical
 from dsec.placement.entries import Entry
+from dsec.placement.gangs import CLASS
 from dsec.placement.ledger import Ledger
 from dsec.placement.refusal import Refusal
 from dsec.placement.rejected import rejected
@@ -94,24 +95,29 @@ def records(
     one record.
     """
     classes: dict[tuple[object, ...], list[int]] = {}
+    members, last = None, None
     for position, request in enumerate(requests):
-        classes.setdefault(class_of(request), []).append(position)
+        # a burst comes in stretches of equal requests, which share their resources
+        key = CLASS(request)
+        if members is None or key != last:
+            members, last = classes.setdefault(class_of(request), []), key
+        members.append(position)
     found: dict[str, DecisionRecord] = {}
-    for number, members in enumerate(classes.values()):
-        first = requests[members[0]]
+    for number, positions in enumerate(classes.values()):
+        first = requests[positions[0]]
         record = DecisionRecord(
             id=_name(inputs, at, epoch, number),
             at=at,
             epoch=epoch,
             inputs=inputs,
             request=asked_of(first),
-            asked=len(members),
-            nodes=_counts(decisions[position].node for position in members),
-            rejected=_rejections([decisions[position] for position in members], before, first),
-            scores=_scores(decisions[position] for position in members),
+            asked=len(positions),
+            nodes=_counts(decisions[position].node for position in positions),
+            rejected=_rejections([decisions[position] for position in positions], before, first),
+            scores=_scores(decisions[position] for position in positions),
             ledger=list(figures(first)) if figures else [],
         )
-        found.update({requests[position].id: record for position in members})
+        found.update({requests[position].id: record for position in positions})
     return found
 
 

@@ -10,7 +10,7 @@ from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode
 from dsec.placement.accelerators import EXCLUSIVE, MODES, SLICED
 from dsec.placement.asked import Asked, amounts_of
-from dsec.placement.dimensions import BOOKED, NAMES, Column
+from dsec.placement.dimensions import NAMES, Column
 from dsec.placement.filters import low, mismatch
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Request
@@ -24,40 +24,40 @@ def rejected(view: ClusterView, request: Request) -> list[Refusal]:
     """
     view.settle()
     asked, every = Asked.of(request), len(view.described)
-    suits = np.zeros(len(view.profiles), dtype=bool)
-    amounts = np.zeros((len(view.profiles), len(Column)), dtype=np.int64)
-    present = np.bincount(view.profile, minlength=len(view.profiles))
+    present = np.bincount(view.profile, minlength=len(view.profiles)).tolist()
+    groups: dict[tuple[int, ...], list[int]] = {}
     grouped: dict[tuple[PendingReason, str, str], int] = {}
-    cards = _cards(asked)
     for number, node in enumerate(view.profiles):
         if not present[number]:
             continue
         found = mismatch(node, request, asked)
-        if found is not None:
+        if found is None:
+            groups.setdefault(amounts_of(asked, node), []).append(number)
+        else:
             key = (found.reason, found.dimension, str(found.asked))
-            grouped[key] = grouped.get(key, 0) + int(present[number])
-            continue
-        suits[number] = True
-        amounts[number, :BOOKED] = amounts_of(asked, node)
-        amounts[number, Column.HEADROOM] = 1 if low(request) else 2
-        for column, count in cards:
-            amounts[number, column] = count
-    rows = np.flatnonzero(suits[view.profile])
-    free, asks = view.columns[:, rows], amounts[view.profile[rows]].T
-    lacking = (free < asks) & (asks > 0)
+            grouped[key] = grouped.get(key, 0) + present[number]
     refusals = [
         Refusal(reason, dimension, value, nodes=count, total_nodes=every)
         for (reason, dimension, value), count in grouped.items()
     ]
-    for column in NAMES:
-        short = lacking[column]
-        count = int(short.sum())
-        if count:
-            least = int(asks[column][short].min())
-            most = max(0, int(free[column][short].max()))
-            refusals.append(
-                Refusal(PendingReason.CAPACITY, NAMES[column], least, most, count, every)
-            )
+    short: dict[Column, tuple[int, int, int]] = {}
+    for amounts, profiles in groups.items():
+        rows = None
+        if sum(present[number] for number in profiles) < every:
+            rows = np.flatnonzero(np.isin(view.profile, profiles))
+        needs = [(Column(column), amount) for column, amount in enumerate(amounts) if amount]
+        for column, amount in (*needs, (Column.HEADROOM, 1 if low(request) else 2), *_cards(asked)):
+            free = view.columns[column] if rows is None else view.columns[column][rows]
+            lacking = free < amount
+            count = int(np.count_nonzero(lacking))
+            if count:
+                least, most, before = short.get(column, (amount, 0, 0))
+                most = max(most, int(free[lacking].max()))
+                short[column] = (min(least, amount), most, before + count)
+    refusals += [
+        Refusal(PendingReason.CAPACITY, NAMES[column], least, most, count, every)
+        for column, (least, most, count) in short.items()
+    ]
     return sorted(refusals, key=lambda one: (-one.nodes, one.dimension, str(one.asked)))
 
 

@@ -202,3 +202,15 @@ def test_a_plan_that_is_withdrawn_leaves_nothing_held() -> None:
     assert set(world.view.bookings()) == set()
     assert isinstance(world.view, ClusterView)
     assert world.ledger.audit() == []
+
+
+def test_room_that_is_not_taken_is_not_held_for_ever() -> None:
+    """The asker has vanished without a word: what was held for it ends by itself."""
+    world = World()
+    world.displacing.start(world.plan(world.ask()), 60.0)
+    world.displacing.gone("x0")
+    assert world.displacing.overdue(119.9) == []
+    assert world.displacing.overdue(120.0) == ["new"]
+    assert world.displacing.spared_for("new") == frozenset()
+    assert world.ledger.holds == {}
+    assert set(world.view.bookings()) == set()

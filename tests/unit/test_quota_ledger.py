@@ -5,15 +5,14 @@ from dsec.api.experiment import TaskClass
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, Resources
 from dsec.placement.accounts import (
-    GIB,
     Account,
     MachineShares,
     QuotaError,
     amounts,
     amounts_of,
-    cpu_milli_of_shares,
     limits,
 )
+from dsec.placement.dimensions import GIB, ShareScale, cpu_milli_of_shares
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.quota_words import Limit
@@ -288,8 +287,9 @@ def test_shares_of_a_machine_are_whole_and_exact() -> None:
     assert (books.absolute_used, books.absolute_free) == (400, 600)
     assert MachineShares(80_000, 80 * 1000).relative_free == 0
     assert MachineShares(40_000, 32_000).relative_used == 800
-    assert [cpu_milli_of_shares(800, milli) for milli in (80_000, 40_000)] == [64_000, 32_000]
-    assert cpu_milli_of_shares(400) == 32_000
+    relative = [cpu_milli_of_shares(800, ShareScale.RELATIVE, n) for n in (80_000, 40_000)]
+    assert relative == [64_000, 32_000]
+    assert cpu_milli_of_shares(400, ShareScale.ABSOLUTE) == 32_000
     assert limits({"cpu_shares": 400, "cpu_milli": 40_000}) == {"cpu_milli": 32_000}
     assert limits({"cpu_shares": 400}, unit="relative") == {"cpu_shares": 400}
 

@@ -19,6 +19,14 @@ from dataclasses import dataclass, field
 
 from dsec.api.experiment import TaskClass
 from dsec.api.sandbox import GpuMode, Resources
+from dsec.placement.dimensions import (
+    GIB,
+    MACHINE_SHARES,
+    SHARES_PER_GIB,
+    ShareScale,
+    cpu_milli_of_shares,
+    cpu_shares_of,
+)
 
 DIMENSIONS = (
     "gpu_memory_bytes",
@@ -33,10 +41,7 @@ DIMENSIONS = (
 """What quotas count, incompressible first: that is the order in which shortages are told."""
 ALIASES: Mapping[str, tuple[str, int]] = {"gpu_count": ("gpu_milli", 1000)}
 """Other names of the same thing, with their factor. Both names of one request are summed."""
-MILLI_PER_SHARE = 80
-SHARES_PER_MACHINE = 1000
-SHARES_PER_GIB = 10
-GIB = 1 << 30
+MILLI_PER_SHARE = cpu_milli_of_shares(1, ShareScale.ABSOLUTE)
 EXCLUSIVE = frozenset({GpuMode.WHOLE, GpuMode.PASSTHROUGH})
 LEVELS = ("tenant", "project", "task")
 
@@ -128,23 +133,15 @@ def amounts_of(
         "gpu_shares": gpu_shares(memory) * cards,
     }
     if machine_cpu_milli:
-        found["cpu_shares"] = -(-SHARES_PER_MACHINE * resources.cpu_milli // machine_cpu_milli)
+        found["cpu_shares"] = cpu_shares_of(
+            resources.cpu_milli, ShareScale.RELATIVE, machine_cpu_milli
+        )
     return {dimension: value for dimension, value in found.items() if value}
 
 
 def gpu_shares(memory_bytes: int) -> int:
     """Return the whole GPU memory shares that an amount takes, rounded up: 80 GB are 800."""
     return -(-memory_bytes * SHARES_PER_GIB // GIB)
-
-
-def cpu_milli_of_shares(shares: int, machine_cpu_milli: int = 0) -> int:
-    """Return the milli-cores of CPU shares: of that machine (relative), or of any (absolute).
-
-    800 relative shares are 64 cores of 80 and 32 of 40; 400 absolute ones are 32 cores anywhere.
-    """
-    if machine_cpu_milli:
-        return shares * machine_cpu_milli // SHARES_PER_MACHINE
-    return shares * MILLI_PER_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +157,17 @@ class MachineShares:
     @property
     def relative_used(self) -> int:
         """Whole shares of the machine's 1,000 that are taken."""
-        return -(-SHARES_PER_MACHINE * self.used_cpu_milli // self.cpu_milli)
+        return cpu_shares_of(self.used_cpu_milli, ShareScale.RELATIVE, self.cpu_milli)
 
     @property
     def relative_free(self) -> int:
         """Whole shares of the machine's 1,000 that are left."""
-        return SHARES_PER_MACHINE - self.relative_used
+        return MACHINE_SHARES - self.relative_used
 
     @property
     def absolute_used(self) -> int:
         """Whole shares of 80 milli-cores that are taken."""
-        return -(-self.used_cpu_milli // MILLI_PER_SHARE)
+        return cpu_shares_of(self.used_cpu_milli, ShareScale.ABSOLUTE)
 
     @property
     def absolute_free(self) -> int:

@@ -77,7 +77,8 @@ class Displacing:
         self.victims |= {one.id: one for one in asked}
         until = now + self.policy.dies_within_s
         for entry in plan.asking.entries:
-            self.ledger.hold(entry, until)
+            # once more as long for the start itself, when the last victim went late
+            self.ledger.hold(entry, until + self.policy.dies_within_s)
         by_id = {request.id: request for request in plan.asking.requests}
         for decision in plan.decisions:
             self.view.book(by_id[decision.id], decision, force=True)
@@ -126,12 +127,13 @@ class Displacing:
     def overdue(self, now: float) -> list[str]:
         """Give up plans with a victim that did not die in time; returns their askers.
 
-        Their nodes are spared in the asker's next plan. A plan that waits for nobody is not late.
+        Their nodes are spared in the asker's next plan. A plan whose victims have all gone is given
+        up as well when its asker has not started after that time once more: nothing stays held.
         """
         late = [
             asker
             for asker, under in self.plans.items()
-            if under.waiting_for and under.deadline <= now
+            if under.deadline + (0 if under.waiting_for else self.policy.dies_within_s) <= now
         ]
         for asker in late:
             for victim in sorted(self.plans[asker].waiting_for):

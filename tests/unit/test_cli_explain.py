@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from client_fake import FakeGateway, sandbox_id
-from dsec.api.decisions import SandboxDecision
+from dsec.api.decisions import LedgerFigure, SandboxDecision
 from dsec.cli import codes
+from dsec.cli.explain import quota_text
 from dsec.placement.dumps import DecisionDump, dump
 from dsec.placement.engine import place
 from placement_make import gpu, many, node, request, view
@@ -51,8 +52,17 @@ def test_a_dump_is_replayed_offline(cli: Cli, taken: DecisionDump, tmp_path: Pat
     assert "the replay of 6 requests on 2 nodes gives the same decision" in out
     assert "5 of 5 that asked for this placed" in out
     assert "GPUs: asked 1, free at most 0" in out
+    assert "asked       1 core, 1Gi memory, 1 GPU (whole)" in out
     code, out, _ = cli("explain", str(file), "--output", "json")
     assert json.loads(out)["same"] is True
+
+
+def test_quotas_are_told_in_their_units() -> None:
+    """As in the words of a refusal."""
+    figure = LedgerFigure(account="lab", dimension="gpu_milli", asked=500, used=0, ceiling=2000)
+    assert quota_text(figure) == "lab: GPUs: 0.5 asked, 0 used, 2 at most"
+    figure = LedgerFigure(account="lab", dimension="cpu_milli", asked=1000, used=0, nominal=2000)
+    assert quota_text(figure) == "lab: CPU: 1 core asked, 0 cores used, 2 cores owned"
 
 
 def test_a_dump_is_taken_of_the_server(

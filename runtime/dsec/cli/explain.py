@@ -10,7 +10,7 @@ from dsec.cli.output import Output, OutputOption, ProjectOption, cores, dump, sh
 from dsec.cli.session import client
 
 if TYPE_CHECKING:
-    from dsec.api.decisions import DecisionRecord, SandboxDecision
+    from dsec.api.decisions import DecisionRecord, LedgerFigure, SandboxDecision
     from dsec.placement.dumps import Replay
 
 MANY = 5
@@ -94,34 +94,45 @@ def _record_words(record: "DecisionRecord") -> None:
     chosen = f": {named}{more}" if counts else ""
     print(f"  class       {record.placed} of {record.asked} that asked for this placed{chosen}")
     if record.scores:
-        parts = ", ".join(f"{one.name} {one.value:g}" for one in record.scores)
-        total = sum(one.value for one in record.scores)
+        parts = ", ".join(f"{one.name} {round(one.value, 1):g}" for one in record.scores)
+        total = round(sum(one.value for one in record.scores), 1)
         print(f"  score       {parts}; {total:g} in all, the least of all nodes that fit")
     for one in record.rejected:
         nodes = f"{one.nodes} nodes: " if one.nodes > 1 else "1 node: " if one.nodes else ""
         print(f"  not         {nodes}{one.text}")
     for figure in record.ledger:
-        most = "unlimited" if figure.ceiling is None else f"{figure.ceiling} at most"
-        own = "" if figure.nominal is None else f"{figure.nominal} own, "
-        print(
-            f"  quota       {figure.account}: {figure.dimension} {figure.asked} asked, "
-            f"{figure.used} used, {own}{most}"
-        )
+        print(f"  quota       {quota_text(figure)}")
     print(f"  inputs      sha256 {record.inputs}, epoch {record.epoch}, record {record.id}")
+
+
+def quota_text(one: "LedgerFigure") -> str:
+    """Return the quota of one dimension as it was before the decision, in words."""
+    from dsec.placement.quota_words import NAMES, figure
+    from dsec.placement.words import amount
+
+    def text(value: int) -> str:
+        return figure(one.dimension, value, amount)
+
+    own = "" if one.nominal is None else f", {text(one.nominal)} owned"
+    most = "" if one.ceiling is None else f", {text(one.ceiling)} at most"
+    name = NAMES[one.dimension]
+    return f"{one.account}: {name}: {text(one.asked)} asked, {text(one.used)} used{own}{most}"
 
 
 def asked_text(request: dict[str, Any]) -> str:
     """Return what a class asked for, in words."""
     resources = request.get("resources", {})
+    count = cores(resources.get("cpuMilli"))
     parts = [
-        f"{cores(resources.get('cpuMilli'))} cores",
+        f"{count} {'core' if count == '1' else 'cores'}",
         f"{size(resources.get('memoryBytes'))} memory",
     ]
     if resources.get("gpuCount"):
         mode = resources.get("gpuMode") or "whole"
         model = f" {request['gpuModel']}" if request.get("gpuModel") else ""
         parts.append(f"{resources['gpuCount']} GPU{model} ({mode})")
-    shown = {"resources", "gpuModel"}
+    parts += [f"label {key}={value}" for key, value in request.get("labels", [])]
+    shown = {"resources", "gpuModel", "labels"}
     parts += [f"{key} {_short(value)}" for key, value in request.items() if key not in shown]
     return ", ".join(parts)
 

@@ -54,7 +54,7 @@ def quota_sentence(refusal: Refusal, amount: Callable[[str, int | str], str]) ->
             f"starts when it is submitted again"
         )
     asked, free, largest = (
-        _figure(refusal.dimension, value, amount)
+        figure(refusal.dimension, value, amount)
         for value in (refusal.asked, refusal.free, refusal.largest)
     )
     place, remedy = _LIMITS[limit](refusal.whose)
@@ -64,7 +64,8 @@ def quota_sentence(refusal: Refusal, amount: Callable[[str, int | str], str]) ->
     )
 
 
-def _figure(dimension: str, value: int | str, amount: Callable[[str, int | str], str]) -> str:
+def figure(dimension: str, value: int | str, amount: Callable[[str, int | str], str]) -> str:
+    """Return a figure of the ledger with its unit; `amount` writes those of placement."""
     if dimension == "gpu_milli" and isinstance(value, int):
         whole, rest = divmod(value, 1000)
         return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")

@@ -37,7 +37,7 @@ def rejected(view: ClusterView, request: Request) -> list[Refusal]:
             key = (found.reason, found.dimension, str(found.asked))
             grouped[key] = grouped.get(key, 0) + present[number]
     refusals = [
-        Refusal(reason, dimension, value, nodes=count, total_nodes=every)
+        Refusal(reason, dimension, value, nodes=count, total_nodes=count)
         for (reason, dimension, value), count in grouped.items()
     ]
     short: dict[Column, tuple[int, int, int]] = {}
@@ -55,7 +55,8 @@ def rejected(view: ClusterView, request: Request) -> list[Refusal]:
                 most = max(most, int(free[lacking].max()))
                 short[column] = (min(least, amount), most, before + count)
     refusals += [
-        Refusal(PendingReason.CAPACITY, NAMES[column], least, most, count, every)
+        # of the rejected ones only: the others have room
+        Refusal(PendingReason.CAPACITY, NAMES[column], least, most, count, count, least)
         for column, (least, most, count) in short.items()
     ]
     return sorted(refusals, key=lambda one: (-one.nodes, one.dimension, str(one.asked)))

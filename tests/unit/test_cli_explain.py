@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from client_fake import FakeGateway, sandbox_id
+from client_fake import FakeGateway, sandbox_id, status_of
 from dsec.api.decisions import LedgerFigure, SandboxDecision
+from dsec.api.sandbox import SandboxState
 from dsec.cli import codes
 from dsec.cli.explain import quota_text
 from dsec.placement.dumps import DecisionDump, dump
@@ -55,6 +56,22 @@ def test_a_dump_is_replayed_offline(cli: Cli, taken: DecisionDump, tmp_path: Pat
     assert "asked       1 core, 1Gi memory, 1 GPU (whole)" in out
     code, out, _ = cli("explain", str(file), "--output", "json")
     assert json.loads(out)["same"] is True
+
+
+def test_the_description_of_a_waiting_sandbox_says_why(
+    cli: Cli,  # noqa: F811
+    gateway: FakeGateway,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the sentence of its newest decision; before that, that it is being placed."""
+    waits = status_of(3, None)
+    waits.state, waits.node = SandboxState.PENDING, ""
+    monkeypatch.setattr("dsec.client.Client.sandbox", lambda *_: waits)
+    assert "waits       it is being placed" in cli("describe", "sandbox", sandbox_id(3))[1]
+    gateway.decisions[sandbox_id(3)] = SandboxDecision(
+        sandbox=sandbox_id(3), at=RECORD.at, message="memory: asked 32 GB"
+    )
+    assert "waits       memory: asked 32 GB" in cli("describe", "sandbox", sandbox_id(3))[1]
 
 
 def test_quotas_are_told_in_their_units() -> None:

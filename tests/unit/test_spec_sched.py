@@ -215,6 +215,14 @@ def test_sched_21_a_thousand_at_once_wait_for_resources_only() -> None:
     assert {tuple(why(decision)) for decision in found if not decision.node} == {("cpu",)}
 
 
+def test_sched_22_the_node_that_has_the_image() -> None:
+    """Of two equal nodes; where none has it, the pull is a part of the score."""
+    seen = view(node("a"), node("b", images=frozenset({"sim:1"})))
+    assert one(seen, request("s", image="sim:1")).node == "b"
+    cold = one(seen, request("t", image="other:1"), record=True)
+    assert dict(cold.scores)["image"] > 0
+
+
 def test_sched_23_inference_has_cpus_of_its_own() -> None:
     """Its CPUs and those of training do not overlap."""
     seen = view(node("a", 8, 64, gpus=1, cpus=tuple(range(8))))

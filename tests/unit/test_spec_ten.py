@@ -10,11 +10,14 @@ from dsec.placement.dimensions import ShareScale
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
+from dsec.placement.plans import Plan, PreemptionPolicy, Step
+from dsec.placement.preemption import plan
 from dsec.placement.queueing import KIND_PRESETS, QueuePolicy, Waiting, ordered
 from dsec.placement.words import explain
 from hypothesis import given
 from hypothesis import strategies as st
 from placement_make import GIB, cards, gpu, node, nodes_of, one, request, view
+from test_cases_preemption import POLICY, World
 
 PAUSABLE, PREEMPTIBLE = TaskClass.PAUSABLE, TaskClass.PREEMPTIBLE
 
@@ -145,6 +148,37 @@ def test_ten_08_the_higher_priority_starts_first() -> None:
     seen = view(node("a", 1))
     tried = place(seen, [request(name) for name in line(work)])
     assert {d.id: d.node for d in tried} == {"high": "a", "early": ""}
+
+
+def test_ten_09_nothing_before_the_threshold() -> None:
+    """60 s: nobody leaves at 59, and the victim does at the next cycle after 60."""
+    world = World(node("a", 4))
+    world.run("victim", 4, PAUSABLE)
+    high = world.ask("high", 4)
+    early = plan(world.view, world.ledger, high, POLICY, 59.0)
+    assert not isinstance(early, Plan)
+    assert [one.id for one in world.plan(high, 60.0).displacements] == ["victim"]
+
+
+def test_ten_11_and_12_state_first_then_a_pause_rather_than_an_end() -> None:
+    """Paused where that makes enough room; stopped where memory is what lacks."""
+    for gib, last in ((1, Step.PAUSE), (60, Step.STOP)):
+        world = World(node("a", 4, 64))
+        world.run("victim", 4, PAUSABLE, gib=60)
+        (victim,) = world.plan(world.ask("high", 4, gib=gib)).displacements
+        assert victim.steps == (Step.SYNC, last)
+
+
+def test_ten_15_only_the_small_pool_gives_way_by_priority() -> None:
+    """Its lowest task is displaced for a higher one that waits; other pools are left alone."""
+    small = PreemptionPolicy(pools=frozenset({"small"}))
+    for pool, victims in (("small", ["low"]), ("large", None)):
+        world = World(node("a", 8, pool=pool))
+        world.run("low", 4, priority=-1)
+        world.run("mid", 4)
+        found = plan(world.view, world.ledger, world.ask("high", 4), small, 60.0)
+        left = [one.id for one in found.displacements] if isinstance(found, Plan) else None
+        assert left == victims
 
 
 def test_ten_13_evaluation_counts_double_with_the_preset() -> None:

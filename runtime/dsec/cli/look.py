@@ -263,7 +263,8 @@ def describe(
     with client(project) as dsec:
         if kind is One.SANDBOX:
             status = dsec.sandbox(name)
-            show_one(status, output, lambda: _sandbox_words(status))
+            why = _why(dsec, status) if output is Output.TABLE else ""
+            show_one(status, output, lambda: _sandbox_words(status, why))
         elif kind is One.NODE:
             found = next((one for one in dsec.nodes() if one["metadata"]["name"] == name), None)
             if found is None:
@@ -284,11 +285,26 @@ def _description_words(description: dict[str, Any]) -> None:
             print(f"  {line['name']:<{width}}  {line['text']}")
 
 
-def _sandbox_words(status: Any) -> None:
+def _why(dsec: "Client", status: Any) -> str:
+    """Return why a sandbox waits, in words; empty where it does not."""
+    from dsec.api.sandbox import SandboxState
+    from dsec.client import NotFoundError
+
+    if status.state is not SandboxState.PENDING:
+        return ""
+    try:
+        return dsec.decision(status.identity.id).message
+    except NotFoundError:
+        return "it is being placed"
+
+
+def _sandbox_words(status: Any, why: str = "") -> None:
     who = status.identity
     print(f"sandbox {who.id} of task {who.experiment or '-'}, {who.role} {who.index}")
     print(f"  state       {status.state.value}{f': {status.message}' if status.message else ''}")
     print(f"  node        {status.node}")
+    if why:
+        print(f"  waits       {why}")
     print(f"  image       {status.image}")
     print(
         f"  limits      {cores(status.resources.cpu_milli)} cores, "

@@ -123,7 +123,7 @@ class Histories(RuleBasedStateMachine):
         sandbox, state = entry.spec.identity.id, entry.status.state
         if state in ORDER[:-1]:
             assert self.core.advance(sandbox, ORDER[ORDER.index(state) + 1], self.now)
-        elif state in {S.RUNNING, S.STOPPING}:
+        elif state in {S.RUNNING, S.PAUSED, S.STOPPING}:
             self.core.finish(sandbox, End(reason=EndReason.COMPLETED, exit_code=0), self.now)
         elif state is S.ARCHIVING:
             self.core.close(sandbox, self.now, archive="a", partial=False)
@@ -143,6 +143,28 @@ class Histories(RuleBasedStateMachine):
         if entry.status.state is not S.BOUND:
             with pytest.raises(IllegalTransitionError):
                 self.core.advance(entry.spec.identity.id, S.BOUND, self.now)
+
+    @rule(name=NAMES)
+    def turn(self, name: str) -> None:
+        """A pause lends the CPU; going on takes it back, or changes nothing where it is in use."""
+        entry = self.core.get("sb-" + name * 26)
+        if entry is None:
+            return
+        sandbox, asked = entry.spec.identity.id, entry.spec.resources.cpu_milli
+        before = self.core.used.cpu_milli
+        if entry.status.state is S.RUNNING:
+            assert self.core.advance(sandbox, S.PAUSED, self.now)
+            assert self.core.used.cpu_milli == before - asked
+        elif entry.status.state is S.PAUSED:
+            if why := self.core.take_back(sandbox):
+                assert before + asked > self.core.inventory.cpu_milli
+                assert why == (
+                    f"capacity: cpu: asked {asked}, free {self.core.inventory.cpu_milli - before}"
+                )
+                assert self.core.used.cpu_milli == before
+            else:
+                assert self.core.advance(sandbox, S.RUNNING, self.now)
+                assert self.core.used.cpu_milli == before + asked
 
     @rule(name=NAMES, reason=st.sampled_from([EndReason.STOPPED, EndReason.FENCED]))
     def stop(self, name: str, reason: EndReason) -> None:
@@ -199,7 +221,8 @@ class Histories(RuleBasedStateMachine):
         """Used = sum over live sandboxes, never above capacity."""
         live = [entry.spec for entry in self.core if entry.live]
         used, have = self.core.used, self.core.inventory
-        assert used.cpu_milli == sum(s.resources.cpu_milli for s in live)
+        awake = [entry.spec for entry in self.core if entry.live and not entry.resting]
+        assert used.cpu_milli == sum(s.resources.cpu_milli for s in awake)
         assert used.memory_bytes == sum(s.resources.memory_bytes for s in live)
         assert used.disk_bytes == sum(s.resources.disk_bytes for s in live)
         assert used.pids == sum(s.resources.pids for s in live)

@@ -45,6 +45,14 @@ class NotRunningError(Exception):
     """The sandbox is not in a state in which this can be done; the message says which it is."""
 
 
+class CannotPauseError(Exception):
+    """This node cannot freeze the sandbox; it runs on."""
+
+
+class NoRoomError(Exception):
+    """What a pause lent is in use: the sandbox stays paused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
     """What an agent reaches the world with. `identified`: it has what says who it is already."""
@@ -200,13 +208,26 @@ class Agent:
                 self.spool.append({"put": rows.dump_entry(entry)})
         await self.spool.commit()
 
-    async def pause(self, sandbox_id: str) -> None:
-        """Freeze a running sandbox. Raises UnknownSandboxError, NotRunningError."""
-        await self._turn(sandbox_id, S.RUNNING, self.substrate.pause, S.PAUSED)
+    async def pause(self, sandbox_id: str, message: str = "") -> None:
+        """Freeze a running sandbox and give out its CPU; `message` says why in its status.
+
+        Raises UnknownSandboxError, NotRunningError, CannotPauseError.
+        """
+        try:
+            await self._turn(sandbox_id, S.RUNNING, self.substrate.pause, S.PAUSED, message)
+        except SubstrateError as error:
+            raise CannotPauseError(str(error)) from error
 
     async def resume(self, sandbox_id: str) -> None:
-        """Thaw a paused sandbox. Raises UnknownSandboxError, NotRunningError."""
-        await self._turn(sandbox_id, S.PAUSED, self.substrate.resume, S.RUNNING)
+        """Thaw a paused sandbox. Raises UnknownSandboxError, NotRunningError, NoRoomError."""
+        self._running(sandbox_id)
+        if why := self.core.take_back(sandbox_id):
+            raise NoRoomError(why)
+        try:
+            await self._turn(sandbox_id, S.PAUSED, self.substrate.resume, S.RUNNING)
+        except SubstrateError:
+            self.core.lend(sandbox_id)
+            raise
 
     def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
         """Run a command in a running sandbox. Raises UnknownSandboxError, NotRunningError."""
@@ -268,6 +289,7 @@ class Agent:
         before: SandboxState,
         action: Callable[[str], Awaitable[None]],
         after: SandboxState,
+        message: str = "",
     ) -> None:
         """Pause or resume and record it, unless the sandbox has ended in the meantime."""
         entry = self._running(sandbox_id)
@@ -275,7 +297,7 @@ class Agent:
             return
         await action(sandbox_id)
         if entry.status.state in {S.RUNNING, S.PAUSED} and self.core.advance(
-            sandbox_id, after, self.clock.now()
+            sandbox_id, after, self.clock.now(), message=message
         ):
             self._record(entry)
         await self.spool.commit()

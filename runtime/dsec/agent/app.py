@@ -17,14 +17,28 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from dsec.agent import capability
-from dsec.agent.agent import Agent, NotRunningError, UnknownSandboxError
+from dsec.agent.agent import (
+    Agent,
+    CannotPauseError,
+    NoRoomError,
+    NotRunningError,
+    UnknownSandboxError,
+)
 from dsec.agent.core import StaleEpochError
 from dsec.agent.entry import Stop
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError
 from dsec.api import frames
 from dsec.api.reasons import EndReason
-from dsec.api.wire import AckCall, CreateAnswers, CreateCall, EpochCall, ErrorBody, StopCall
+from dsec.api.wire import (
+    AckCall,
+    CreateAnswers,
+    CreateCall,
+    EpochCall,
+    ErrorBody,
+    PauseCall,
+    StopCall,
+)
 from dsec.world.substrate import Chunk, ExecRequest, SubstrateError
 from dsec.world.tls import CONTROLLER, GATEWAY, peer_of
 
@@ -41,6 +55,8 @@ _LONGEST_TOLD = 1024
 _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (StaleEpochError, 409, "stale-epoch"),
     (NotRunningError, 409, "not-running"),
+    (CannotPauseError, 409, "cannot-pause"),
+    (NoRoomError, 409, "capacity"),
     (capability.CapabilityError, 403, "denied"),
     (SpoolError, 503, "disk"),
     (StateError, 503, "disk"),
@@ -148,8 +164,9 @@ async def _epoch(request: Request, node: Node) -> Response:
 
 
 async def _pause(request: Request, node: Node) -> Response:
-    node.agent.see_epoch((await _body(request, EpochCall)).epoch)
-    await node.agent.pause(request.path_params["id"])
+    call = await _body(request, PauseCall)
+    node.agent.see_epoch(call.epoch)
+    await node.agent.pause(request.path_params["id"], call.message)
     return _json(EpochCall(epoch=node.agent.core.epoch))
 
 

@@ -224,6 +224,20 @@ class Core:
         self._move(entry, state, now, message)
         return True
 
+    def take_back(self, sandbox_id: str) -> str:
+        """Take back the CPU that a pause lent; or return why not, in words. Idempotent."""
+        entry = self._entries[sandbox_id]
+        asked = entry.spec.resources.cpu_milli
+        free = self.inventory.cpu_milli - self.used.cpu_milli
+        if entry.resting and asked > free:
+            return f"capacity: cpu: asked {asked}, free {max(free, 0)}"
+        self._lend(entry, lent=False)
+        return ""
+
+    def lend(self, sandbox_id: str) -> None:
+        """Give out the CPU of a paused sandbox: what is frozen computes nothing. Idempotent."""
+        self._lend(self._entries[sandbox_id], lent=True)
+
     def heartbeat(self, sandbox_id: str, now: datetime) -> bool:
         """Take note of a heartbeat; True for the first one: the sandbox has registered.
 
@@ -313,7 +327,14 @@ class Core:
         status.state = state
         status.times.setdefault(state, now)
         status.message = message
+        if state in {S.PAUSED, S.RUNNING}:
+            self._lend(entry, lent=state is S.PAUSED)
         self._touch(entry)
+
+    def _lend(self, entry: Entry, *, lent: bool) -> None:
+        if entry.resting is not lent:
+            self.used.cpu_milli -= entry.spec.resources.cpu_milli * (1 if lent else -1)
+            entry.resting = lent
 
     def _touch(self, entry: Entry) -> None:
         self.seq += 1
@@ -323,7 +344,7 @@ class Core:
 
     def _book(self, entry: Entry, sign: int) -> None:
         asked, used = entry.spec.resources, self.used
-        used.cpu_milli += sign * asked.cpu_milli
+        used.cpu_milli += sign * (0 if entry.resting else asked.cpu_milli)
         used.memory_bytes += sign * asked.memory_bytes
         used.disk_bytes += sign * asked.disk_bytes
         used.pids += sign * asked.pids

@@ -42,6 +42,8 @@ class Entry:
     stop: Stop | None = None
     end: End | None = None
     acknowledged: bool = False
+    resting: bool = False
+    """Its CPU is lent: from a pause until it runs again, or ends."""
 
     @property
     def live(self) -> bool:

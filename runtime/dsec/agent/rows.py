@@ -29,6 +29,7 @@ def dump_entry(entry: Entry, *, with_spec: bool = False) -> dict[str, Any]:
         "stop": None,
         "end": None,
         "acknowledged": entry.acknowledged,
+        "resting": entry.resting,
     }
     if entry.stop is not None:
         stop = entry.stop
@@ -53,6 +54,8 @@ def load_entry(data: dict[str, Any]) -> Entry:
         stop=Stop(EndReason(stop["reason"]), stop["message"], stop["grace"]) if stop else None,
         end=End.model_validate(end) if end else None,
         acknowledged=data["acknowledged"],
+        # what an earlier version paused lent nothing
+        resting=data.get("resting", False),
     )
 
 

@@ -36,6 +36,8 @@ class EndReason(StrEnum):
     """The experiment was frozen: the scene is archived and the resources are given back."""
     FENCED = "fenced"
     """A newer incarnation of the same replica exists; this copy's effects are void."""
+    PREEMPTED = "preempted"
+    """It gave its place to work that may ask for it; the message says to whom."""
     NODE_LOST = "node-lost"
     """The node did not come back; closed from the dispatch row."""
     INFRASTRUCTURE = "infrastructure"
@@ -53,6 +55,7 @@ _PLATFORM = frozenset(
         EndReason.MOUNT_TIMEOUT,
         EndReason.IMAGE_PULL_FAILED,
         EndReason.FENCED,
+        EndReason.PREEMPTED,
         EndReason.NODE_LOST,
         EndReason.INFRASTRUCTURE,
     }

@@ -106,9 +106,15 @@ class AckCall(WireModel):
 
 
 class EpochCall(WireModel):
-    """A leader's epoch by itself: the body of epoch, pause and resume, and the agent's answer."""
+    """A leader's epoch by itself: the body of epoch and resume, and the agent's answer."""
 
     epoch: int
+
+
+class PauseCall(EpochCall):
+    """Freeze a sandbox; `message` says why, for people."""
+
+    message: str = ""
 
 
 class Usage(WireModel):

@@ -128,7 +128,8 @@ def restart_in(role: Role, slot: Slot, now: datetime) -> float | None:
     reason, batch = last.reason, role.completion is Completion.RUN_TO_END
     if reason is EndReason.FROZEN or (batch and reason in _FINAL):
         return None
-    if reason is EndReason.STOPPED:
+    if reason in {EndReason.STOPPED, EndReason.PREEMPTED}:
+        # no failure: it waits for room again, whatever the policy says about failures
         return 0.0
     never = role.restart_policy is RestartPolicy.NEVER
     if reason is EndReason.COMPLETED:

@@ -23,6 +23,7 @@ from dsec.api.wire import (
     EpochCall,
     ErrorBody,
     NodeState,
+    PauseCall,
     StopCall,
     Usage,
 )
@@ -92,6 +93,16 @@ class AgentClient:
     async def stop(self, call: StopCall) -> None:
         """End sandboxes; idempotent."""
         await self._post(EpochCall, "stop", call)
+
+    async def pause(self, epoch: int, sandbox: str, message: str) -> None:
+        """Freeze a sandbox; idempotent. Raises AgentRefusedError where it cannot be."""
+        await self._post(
+            EpochCall, f"sandboxes/{sandbox}/pause", PauseCall(epoch=epoch, message=message)
+        )
+
+    async def resume(self, epoch: int, sandbox: str) -> None:
+        """Thaw a sandbox; idempotent. Raises AgentRefusedError, `capacity` without CPU for it."""
+        await self._post(EpochCall, f"sandboxes/{sandbox}/resume", EpochCall(epoch=epoch))
 
     async def acknowledge(self, epoch: int, ids: list[str]) -> None:
         """Say that these ends are durably recorded; idempotent."""

@@ -1,5 +1,6 @@
 """Experiments over HTTP: submit, apply, read, describe, freeze, scale, results, inputs."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,7 +21,8 @@ from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.journal.bindings import Binding
 from dsec.journal.inputs import ITEM_BYTES, input_key
-from dsec.world.objects import PreconditionError
+from dsec.world.cache import first_of
+from dsec.world.objects import ObjectStoreError, PreconditionError
 from dsec.world.records import Record, RecordConflictError, RecordNotFoundError
 
 ATTEMPTS = 5
@@ -28,6 +30,8 @@ ATTEMPTS = 5
 CORRELATION_ANNOTATION = "dsec.dev/correlation-id"
 NAME_LENGTH = 63
 """A record's name is a DNS label."""
+DECISIONS_SECONDS = 2.0
+"""How long a description waits for the history of decisions."""
 SUFFIX = 6
 """Characters that tell experiments of one name apart."""
 
@@ -155,15 +159,29 @@ async def describe(call: Call) -> Response:
 
 
 async def _decisions(call: Call, sandboxes: list[SandboxStatus]) -> dict[str, SandboxDecision]:
-    """Return the newest decision about one sandbox of each role, by role."""
-    log = (await call.gateway.views.fresh_log()).state
+    """Return the newest decision about one sandbox of each role, by role.
+
+    History is read once and remembered; a description does not wait for more than a moment of it,
+    nor for a store that is away.
+    """
+    gateway = call.gateway
+    log = (await gateway.views.fresh_log()).state
     newest = {
         one.identity.role: one.identity.id for one in sandboxes if one.identity.id in log.by_id
     }
     if not newest:
         return {}
     since = min(log.by_id[sandbox].at for sandbox in newest.values())
-    found = await call.gateway.decisions.find(newest.values(), since)
+    reading = asyncio.ensure_future(gateway.decisions.find(newest.values(), since))
+    await first_of(asyncio.wait({reading}), gateway.clock.sleep(DECISIONS_SECONDS))
+    if not reading.done():
+        # it reads on: the next description has it
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return {}
+    try:
+        found = reading.result()
+    except ObjectStoreError:
+        return {}
     return {role: found[sandbox] for role, sandbox in newest.items() if sandbox in found}
 
 

@@ -209,6 +209,17 @@ def test_a_gang_clears_the_shortest_run_of_victims() -> None:
     assert len({one.node for one in found.decisions}) == 3
 
 
+def test_a_large_gang_clears_only_the_nodes_that_it_uses() -> None:
+    """Five members of 8 cores over ten nodes of single ones: forty victims on five nodes."""
+    cluster = Cluster(*[node(f"n{n}", 8) for n in range(10)])
+    for n in range(80):
+        cluster.run(f"x{n}", 1, since=float(n * 37 % 80))
+    found = cluster.plan(cluster.ask(*[8] * 5, priority=1, gang="g"))
+    assert isinstance(found, Plan)
+    assert len(found.displacements) == 40
+    assert len({one.node for one in found.displacements}) == 5
+
+
 def test_a_victim_takes_its_gang_along_below_the_minimum() -> None:
     """Two of two must stay: a lone member is not worth keeping; with a minimum of one it is."""
     for minimum, expected in ((2, {"x0", "x1"}), (1, {"x1"})):

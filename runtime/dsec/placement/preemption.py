@@ -39,8 +39,9 @@ NODES_TRIED = 32
 """Most nodes that are looked at closely for one asker; the others seem to need more victims."""
 Weight = tuple[int, int, int, int, float, list[str]]
 """How much a plan disturbs; smaller is better."""
-PRUNED = 256
-"""Most victims of a plan for which leaving them out is tried one by one."""
+WHOLE_PLANS = 32
+"""Most victims of a plan that are left out one by one in the whole cluster: each such try costs
+milliseconds. A larger one is narrowed node by node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +300,32 @@ def _by_prefix(question: _Question, quota: Mapping[str, bool] | None) -> Trial |
             else:
                 low = middle + 1
         if best is not None:
-            return _pruned(best)
+            return _narrowed(question, best)
     return None
+
+
+def _narrowed(question: _Question, best: Trial) -> Trial:
+    """Leave out victims on nodes that the gang does not use, and the needless on each it does.
+
+    Node by node, because a gang may need hundreds; a small plan is looked at as a whole instead.
+    """
+    decisions = best.works()
+    if decisions is None or len(best.left) <= WHOLE_PLANS:
+        return _pruned(best)
+    requests = {request.id: request for request in question.asking.requests}
+    on = question.trial.view.bookings()
+    kept = {id_: stops for id_, stops in best.left.items() if id_ not in on}
+    for name in sorted({decision.node for decision in decisions}):
+        here = [requests[one.id] for one in decisions if one.node == name]
+        victims = {
+            id_: stops for id_, stops in best.left.items() if id_ in on and on[id_].node == name
+        }
+        cleared = question.trial.only(name, here).leave(victims)
+        if cleared is not None and cleared.places() is not None:
+            victims = _pruned(cleared, quota=False).left
+        kept |= victims
+    narrowed = _completed(question, kept)
+    return _pruned(best) if narrowed is None else narrowed
 
 
 def _completed(question: _Question, left: Mapping[str, bool]) -> Trial | None:
@@ -310,13 +335,15 @@ def _completed(question: _Question, left: Mapping[str, bool]) -> Trial | None:
         return None
     more = question.quota(whole)
     whole = None if more is None else whole.leave(more)
-    return None if whole is None or whole.works() is None else _pruned(whole)
+    if whole is None or whole.works() is None:
+        return None
+    return _pruned(whole) if len(whole.left) <= WHOLE_PLANS else whole
 
 
 def _pruned(tried: Trial, *, quota: bool = True) -> Trial:
     """Leave out needless victims, and pause instead of stopping where that is enough."""
     works = Trial.works if quota else Trial.places
-    for id_ in reversed(list(tried.left)[:PRUNED]):
+    for id_ in reversed(list(tried.left)):
         if id_ not in tried.left:
             continue
         rest = {other: stops for other, stops in tried.left.items() if other != id_}

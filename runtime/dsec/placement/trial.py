@@ -51,9 +51,10 @@ class Trial:
             _leave_ledger(ledger, id_, stops=stops)
         return Trial(view, ledger, self.requests, self.entries, self.place)
 
-    def only(self, node: str) -> "Trial":
-        """Return an origin with one node and the whole ledger."""
+    def only(self, node: str, requests: Sequence[Request] | None = None) -> "Trial":
+        """Return an origin with one node and the whole ledger, for all requests or some of them."""
         small = self._bare(ClusterView([self.view.nodes[node]]))
+        small.requests = self.requests if requests is None else requests
         small.origin = small
         for id_ in self.view.on(node):
             booking = self.view.bookings()[id_]

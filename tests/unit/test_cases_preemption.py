@@ -49,7 +49,7 @@ class World:
             POLICY,
             now,
             leaving=self.displacing.leaving,
-            spared=self.displacing.spared_for(asking.id),
+            spared=self.displacing.spared,
         )
         assert isinstance(found, Plan), explain(found)
         return found
@@ -60,7 +60,7 @@ class World:
         self.displacing.drop(asking.id)
         assert self.ledger.admit(*asking.entries).booked
         (decision,) = place(self.view, asking.requests)
-        self.displacing.forget(asking.id)
+        self.displacing.drop(asking.id)
         return decision.node
 
 

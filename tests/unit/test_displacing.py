@@ -46,7 +46,7 @@ class World:
             POLICY,
             now,
             leaving=self.displacing.leaving,
-            spared=self.displacing.spared_for(asking.id),
+            spared=self.displacing.spared,
         )
         assert isinstance(found, Plan), sentence(found[0])
         return found
@@ -75,7 +75,6 @@ def test_from_plan_to_start() -> None:
     world.displacing.drop(ready.asking.id)
     assert world.ledger.admit(*asking.entries).booked
     assert place(world.view, asking.requests)[0].node == "n0"
-    world.displacing.forget("new")
     assert world.displacing.hindrance("new") is None
     assert world.ledger.audit() == []
     assert world.ledger.used("a") == {}
@@ -147,9 +146,16 @@ def test_case_kubernetes_95752() -> None:
     assert world.displacing.overdue(90.0) == ["new"]
     again = world.plan(asking, 90.0)
     assert {one.node for one in again.displacements} == {"n0", "n1"} - {stubborn.node}
+    # nor does anybody else wait for it, until it has gone after all
+    assert world.displacing.spared == {stubborn.node}
+    assert {one.node for one in world.plan(world.ask("other"), 90.0).displacements} == {
+        *({"n0", "n1"} - {stubborn.node})
+    }
     world.displacing.start(again, 90.0)
     world.displacing.gone(again.displacements[0].id)
     assert [one.asking.id for one in world.displacing.ready()] == ["new"]
+    world.displacing.gone(stubborn.id)
+    assert world.displacing.spared == frozenset()
     assert world.ledger.audit() == []
 
 
@@ -164,7 +170,7 @@ def test_case_kueue_5833() -> None:
     world.displacing.look()
     assert world.displacing.leaving == {}
     assert victim not in world.ledger.entries
-    world.displacing.forget("new")
+    world.displacing.drop("new")
     # the other one: its entry is still counted, its node is gone
     world = World(nodes=2)
     world.ledger.put(Account("a", {}, cpu(32)))
@@ -196,7 +202,7 @@ def test_a_plan_that_is_withdrawn_leaves_nothing_held() -> None:
     """Its victims go all the same: they cannot be called back."""
     world = World()
     world.displacing.start(world.plan(world.ask()), 60.0)
-    world.displacing.forget("new")
+    world.displacing.drop("new")
     assert world.ledger.holds == {}
     world.displacing.gone("x0")
     assert set(world.view.bookings()) == set()
@@ -211,6 +217,6 @@ def test_room_that_is_not_taken_is_not_held_for_ever() -> None:
     world.displacing.gone("x0")
     assert world.displacing.overdue(119.9) == []
     assert world.displacing.overdue(120.0) == ["new"]
-    assert world.displacing.spared_for("new") == frozenset()
+    assert world.displacing.spared == frozenset()
     assert world.ledger.holds == {}
     assert set(world.view.bookings()) == set()

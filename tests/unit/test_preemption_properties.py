@@ -120,7 +120,7 @@ class PreemptionMachine(RuleBasedStateMachine):
             POLICY,
             self.now,
             leaving=self.displacing.leaving,
-            spared=self.displacing.spared_for(asking.id),
+            spared=self.displacing.spared,
         )
         assert before == (self.view.digest(), dict(self.ledger.entries), dict(self.ledger.holds))
         if not isinstance(found, Plan):
@@ -140,14 +140,14 @@ class PreemptionMachine(RuleBasedStateMachine):
             assert victim.role != "trainer"
             softer = victim.priority < asking.entries[0].priority and waited >= 60.0
             assert softer or self.gives_way(victim, asking) or self.borrows(victim, asking)
-        assert self.fits(asking, ids | self.leaving_for(asking))
+        assert self.fits(asking, ids | self.leaving_now())
         for id_ in ids:
             fewer = {other: stops for other, stops in ids.items() if other != id_}
-            assert not self.fits(asking, fewer | self.leaving_for(asking)), "one too many"
+            assert not self.fits(asking, fewer | self.leaving_now()), "one too many"
 
-    def leaving_for(self, asking: Asking) -> dict[str, bool]:
-        """Return who is on its way out, without those who would not die for this asker."""
-        spared = self.displacing.spared_for(asking.id)
+    def leaving_now(self) -> dict[str, bool]:
+        """Return who is on its way out, without those who do not die."""
+        spared = self.displacing.spared
         on = self.view.bookings()
         leaving = self.displacing.leaving.items()
         return {id_: stops for id_, stops in leaving if on[id_].node not in spared}
@@ -194,9 +194,9 @@ class PreemptionMachine(RuleBasedStateMachine):
             for entry in self.ledger.entries.values()
             if consents(entry)
             and entry.priority < asker.priority
-            and self.view.bookings()[entry.id].node not in self.displacing.spared_for(asking.id)
+            and self.view.bookings()[entry.id].node not in self.displacing.spared
         }
-        return self.fits(asking, softer | self.leaving_for(asking))
+        return self.fits(asking, softer | self.leaving_now())
 
     @precondition(lambda self: self.displacing.victims)
     @rule(data=st.data(), works=st.booleans())
@@ -217,7 +217,6 @@ class PreemptionMachine(RuleBasedStateMachine):
             started = self.start(found.asking)
             assert started or not held
             if started:
-                self.displacing.forget(found.asking.id)
                 del self.askers[found.asking.id]
 
     @rule()

@@ -15,13 +15,13 @@ that does not die in time is given up with its node: the asker is planned for an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
-from dsec.placement.plans import Displacement, Plan, PreemptionPolicy
+from dsec.placement.plans import Displacement, Plan, PreemptionPolicy, Step
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.refusal import Refusal
 from dsec.placement.view import ClusterView
@@ -45,16 +45,18 @@ class Displacing:
         self.policy = policy
         self.plans: dict[str, _Under] = {}
         self.victims: dict[str, Displacement] = {}
-        self.spared: dict[str, set[str]] = {}
+        self._stubborn: set[str] = set()
 
     @property
     def leaving(self) -> Mapping[str, bool]:
         """Victims that have been asked and have not gone, and whether they stop: for `plan`."""
         return {id_: victim.stops for id_, victim in self.victims.items()}
 
-    def spared_for(self, asker: str) -> frozenset[str]:
-        """Nodes on which a victim did not die for this asker: for `plan`."""
-        return frozenset(self.spared.get(asker, ()))
+    @property
+    def spared(self) -> frozenset[str]:
+        """Nodes on which a victim has not died in time and still is: for `plan`."""
+        on = self.view.bookings()
+        return frozenset(on[victim].node for victim in self._stubborn if victim in on)
 
     def start(self, plan: Plan, now: float) -> list[Displacement]:
         """Hold the asker's room; return the victims to be asked now.
@@ -90,6 +92,7 @@ class Displacing:
 
         Idempotent. Its entry and booking are changed here, so that they are changed once.
         """
+        self._stubborn.discard(victim)
         displacement = self.victims.pop(victim, None)
         if displacement is None:
             return
@@ -103,11 +106,18 @@ class Displacing:
         for under in self.plans.values():
             under.waiting_for.discard(victim)
 
+    def stops(self, victim: str) -> None:
+        """Take note that a victim has to stop after all: it cannot be paused."""
+        displacement = self.victims.get(victim)
+        if displacement is not None and not displacement.stops:
+            self.victims[victim] = replace(displacement, steps=(Step.SYNC, Step.STOP))
+
     def failed(self, victim: str) -> list[str]:
         """Take note that a victim could not be displaced: it runs on and may be planned again.
 
         Returns the askers that have to be planned anew.
         """
+        self._stubborn.discard(victim)
         self.victims.pop(victim, None)
         hit = [asker for asker, under in self.plans.items() if victim in under.waiting_for]
         for asker in hit:
@@ -127,8 +137,9 @@ class Displacing:
     def overdue(self, now: float) -> list[str]:
         """Give up plans with a victim that did not die in time; returns their askers.
 
-        Their nodes are spared in the asker's next plan. A plan whose victims have all gone is given
-        up as well when its asker has not started after that time once more: nothing stays held.
+        The nodes are spared for everybody until these victims have gone after all. A plan whose
+        victims have all gone is given up as well when its asker has not started after that time
+        once more: nothing stays held.
         """
         late = [
             asker
@@ -136,10 +147,7 @@ class Displacing:
             if under.deadline + (0 if under.waiting_for else self.policy.dies_within_s) <= now
         ]
         for asker in late:
-            for victim in sorted(self.plans[asker].waiting_for):
-                booking = self.view.bookings().get(victim)
-                if booking is not None:
-                    self.spared.setdefault(asker, set()).add(booking.node)
+            self._stubborn |= self.plans[asker].waiting_for
             self.drop(asker)
         return late
 
@@ -155,11 +163,6 @@ class Displacing:
             self.view.release(decision.id)
         for entry in under.plan.asking.entries:
             self.ledger.unhold(entry.id)
-
-    def forget(self, asker: str) -> None:
-        """Forget an asker that has started or was withdrawn, with the nodes spared for it."""
-        self.drop(asker)
-        self.spared.pop(asker, None)
 
     def hindrance(self, asker: str) -> Refusal | None:
         """Return what an asker waits for, in words by `words.sentence`; None: it is not planned."""

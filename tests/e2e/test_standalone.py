@@ -57,6 +57,23 @@ def test_the_first_sandbox_prints_one(state: StandaloneState, dsec: Callable[...
     assert [item["end"]["stdout"] for item in items] == ["1\n"]
 
 
+def test_a_decision_is_dumped_and_made_again(
+    state: StandaloneState, dsec: Callable[..., str], tmp_path: Path
+) -> None:
+    """Of work that is larger than this machine: the same comes out, and the words say why."""
+    assert state
+    task, dump = tmp_path / "task.yaml", tmp_path / "round.json"
+    task.write_text(
+        "metadata: {name: huge}\nspec: {image: base, resources: {cpu: 4000, memory: 64Mi}}\n"
+    )
+    dsec("submit", "-f", str(task))
+    said = json.loads(dsec("explain", str(dump), "--take", "--output", "json"))
+    assert (said["same"], said["differences"]) == (True, [])
+    (record,) = said["records"]
+    assert [one["dimension"] for one in record["rejected"]] == ["cpu"]
+    assert "a node with 4000 cores free joins" in record["rejected"][0]["text"]
+
+
 def test_a_second_process_on_the_same_directory_is_refused(
     state: StandaloneState, dsec: Callable[..., str]
 ) -> None:

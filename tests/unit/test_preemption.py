@@ -209,6 +209,16 @@ def test_a_gang_clears_the_shortest_run_of_victims() -> None:
     assert len({one.node for one in found.decisions}) == 3
 
 
+def test_the_one_node_that_suits_is_found_among_many() -> None:
+    """Fifty nodes of softer work that lack the label are not looked at."""
+    cluster = Cluster(*[node(f"n{n}", 8) for n in range(50)], node("z", 8, labels={"disk": "ssd"}))
+    for n in range(51):
+        cluster.run(f"x{n}", 8, since=float(n))
+    (there,) = cluster.view.on("z")
+    asking = cluster.ask(8, priority=1, labels={"disk": "ssd"})
+    assert set(victims(cluster.plan(asking))) == {there}
+
+
 def test_a_large_gang_clears_only_the_nodes_that_it_uses() -> None:
     """Five members of 8 cores over ten nodes of single ones: forty victims on five nodes."""
     cluster = Cluster(*[node(f"n{n}", 8) for n in range(10)])
@@ -297,7 +307,7 @@ def test_a_plan_says_what_to_do() -> None:
 def test_every_hindrance_has_words(what: Hindrance) -> None:
     """Asked, free and what would start it."""
     said = sentence(Refusal(PendingReason.PREEMPTION, what, 60, 59, 3, whose="team-a"))
-    for part in ("preemption: asked", "free", "; starts when"):
+    for part in ("preemption: ", "asked", "free", "; starts when"):
         assert part in said
 
 

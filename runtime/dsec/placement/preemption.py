@@ -20,52 +20,25 @@ which it would still work is left out. A victim takes its gang along where too f
 would be left.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
-from dsec.api.experiment import TaskClass
 from dsec.api.reasons import PendingReason
+from dsec.placement.clearing import Question, cleared_nodes, pausable, pruned
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.plans import Asking, Displacement, Plan, PreemptionPolicy, Step
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.queueing import Queue
-from dsec.placement.reclaim import borrower, consents, give_back, softness
+from dsec.placement.reclaim import borrower, consents, softness
 from dsec.placement.refusal import Refusal
 from dsec.placement.trial import Place, Trial, what_if
 from dsec.placement.view import ClusterView
 
-NODES_TRIED = 32
-"""Most nodes that are looked at closely for one asker; the others seem to need more victims."""
 Weight = tuple[int, int, int, int, float, list[str]]
 """How much a plan disturbs; smaller is better."""
 WHOLE_PLANS = 32
 """Most victims of a plan that are left out one by one in the whole cluster: each such try costs
 milliseconds. A larger one is narrowed node by node."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """One search: the asker, who may be displaced for it, and the world without earlier victims."""
-
-    trial: Trial
-    asking: Asking
-    allowed: Mapping[str, int]
-    """Victims by id, with their tier: 0 borrowers, 1 softer work."""
-    kept: Collection[str]
-    own_below: int | None
-    may_reclaim: bool
-
-    def quota(self, trial: Trial) -> dict[str, bool] | None:
-        """Return who has to give quota back besides those who have left, None: it does not help."""
-        found = give_back(
-            trial.books(),
-            self.asking.entries,
-            own_below=self.own_below,
-            kept=self.kept,
-            others=self.may_reclaim,
-        )
-        return None if found is None else {one.entry.id: not one.pause for one in found}
 
 
 def plan(
@@ -105,7 +78,7 @@ def plan(
     found = _allowed(trial, asking, policy, queue, waited=waited, owner=owner)
     allowed = {id_: tier for id_, tier in found.items() if id_ not in {*going, *stubborn}}
     patient = queue.preempts and waited >= policy.preempt_after_s
-    question = _Question(
+    question = Question(
         trial,
         asking,
         allowed,
@@ -171,7 +144,7 @@ def _allowed(
     return {id_: tiers[id_] for id_ in order}
 
 
-def _least(question: _Question) -> Plan | None:
+def _least(question: Question) -> Plan | None:
     """Return the least disturbing plan that works, or None."""
     trial, asking = question.trial, question.asking
     quota = question.quota(trial)
@@ -179,7 +152,7 @@ def _least(question: _Question) -> Plan | None:
     if quota is not None:
         base = trial.leave(quota)
         if base is not None and base.works() is not None:
-            found.append(_weighed(question, _pruned(base)))
+            found.append(_weighed(question, pruned(base)))
     if len(asking.requests) == 1:
         found += _by_node(question)
     else:
@@ -196,30 +169,15 @@ def _least(question: _Question) -> Plan | None:
     return Plan(asking, displacements, decisions)
 
 
-def _by_node(question: _Question) -> list[tuple[Weight, Trial]]:
-    """Return plans that clear one node each, the least disturbing first, with their weights.
+def _by_node(question: Question) -> list[tuple[Weight, Trial]]:
+    """Return plans that clear one node each, with their weights.
 
     Each is found on a copy of that node alone, which is quick; the best are then tried in the whole
     cluster, where topology and the rest of the quota count as well.
     """
-    trial = question.trial
-    by_node: dict[str, list[str]] = {}
-    for id_ in question.allowed:
-        by_node.setdefault(trial.view.bookings()[id_].node, []).append(id_)
-    local: list[tuple[Weight, Trial]] = []
-    for name in _promising(question, by_node):
-        small = trial.only(name)
-        softest = by_node[name]
-        largest = sorted(softest, key=lambda id_: _large_first(question, id_))
-        orders = [softest] if softest == largest else [softest, largest]
-        rests = any(_pausable(small, id_) for id_ in softest)
-        for stop in (False, True) if rests else (True,):
-            for ids in orders:
-                cleared = _clear(small, ids, stop=stop)
-                if cleared is not None:
-                    local.append(_weighed(question, cleared))
+    local = [_weighed(question, cleared) for cleared in cleared_nodes(question)]
     local.sort(key=lambda one: one[0])
-    found = []
+    found: list[tuple[Weight, Trial]] = []
     for _, cleared in local:
         whole = _completed(question, cleared.left)
         if whole is not None:
@@ -229,61 +187,7 @@ def _by_node(question: _Question) -> list[tuple[Weight, Trial]]:
     return found
 
 
-def _promising(question: _Question, by_node: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the nodes to look at closely: those that seem to need the fewest and softest victims.
-
-    By CPU, memory and devices in sum; a node where even all would not be enough comes last.
-    """
-    asked = question.asking.entries[0].amounts
-    entries = question.trial.ledger.entries
-    ranks: list[tuple[int, int, int, str]] = []
-    for name, ids in by_node.items():
-        room = question.trial.view.room(name)
-        free = {
-            "cpu_milli": room["cpu"],
-            "memory_bytes": room["memory"],
-            "gpu_milli": max(1000 * room["gpu"], room["gpu share"]),
-        }
-        enough, worst, count = 1, 0, 0
-        for id_ in ids:
-            count += 1
-            worst = max(worst, entries[id_].priority) if count > 1 else entries[id_].priority
-            for dimension in free:
-                free[dimension] += entries[id_].amounts.get(dimension, 0)
-            if all(free[dimension] >= asked.get(dimension, 0) for dimension in free):
-                enough = 0
-                break
-        ranks.append((enough, worst, count, name))
-    return [name for *_, name in sorted(ranks)[:NODES_TRIED]]
-
-
-def _large_first(question: _Question, id_: str) -> tuple[int, bool, int, int]:
-    """Return what victims are sorted by so that few large ones go rather than many small."""
-    entry = question.trial.ledger.entries[id_]
-    asked = question.asking.entries[0].amounts
-    size = sum(
-        1000 * min(entry.amounts.get(dimension, 0), most) // most
-        for dimension, most in asked.items()
-    )
-    hard = entry.task_class is not TaskClass.PAUSABLE
-    return question.allowed[id_], hard, entry.priority, -size
-
-
-def _clear(small: Trial, ids: Iterable[str], *, stop: bool) -> Trial | None:
-    """Let victims of a node leave, softest first, until the asker fits; the needless then stay."""
-    for id_ in ids:
-        if id_ in small.left:
-            continue
-        further = small.leave({id_: stop or not _pausable(small, id_)})
-        if further is None:
-            continue
-        small = further
-        if small.places() is not None:
-            return _pruned(small, quota=False)
-    return None
-
-
-def _by_prefix(question: _Question, quota: Mapping[str, bool] | None) -> Trial | None:
+def _by_prefix(question: Question, quota: Mapping[str, bool] | None) -> Trial | None:
     """Return a plan for a gang: the shortest run of victims after which all of it fits, pruned."""
     ids = list(question.allowed)
     for stop in (False, True):
@@ -293,7 +197,7 @@ def _by_prefix(question: _Question, quota: Mapping[str, bool] | None) -> Trial |
             middle = (low + high) // 2
             victims = dict(quota or {})
             for id_ in ids[:middle]:
-                victims.setdefault(id_, stop or not _pausable(question.trial, id_))
+                victims.setdefault(id_, stop or not pausable(question.trial, id_))
             tried = question.trial.leave(victims, skip=True)
             if tried is not None and tried.works() is not None:
                 best, high = tried, middle - 1
@@ -304,14 +208,14 @@ def _by_prefix(question: _Question, quota: Mapping[str, bool] | None) -> Trial |
     return None
 
 
-def _narrowed(question: _Question, best: Trial) -> Trial:
+def _narrowed(question: Question, best: Trial) -> Trial:
     """Leave out victims on nodes that the gang does not use, and the needless on each it does.
 
     Node by node, because a gang may need hundreds; a small plan is looked at as a whole instead.
     """
     decisions = best.works()
     if decisions is None or len(best.left) <= WHOLE_PLANS:
-        return _pruned(best)
+        return pruned(best)
     requests = {request.id: request for request in question.asking.requests}
     on = question.trial.view.bookings()
     kept = {id_: stops for id_, stops in best.left.items() if id_ not in on}
@@ -322,13 +226,13 @@ def _narrowed(question: _Question, best: Trial) -> Trial:
         }
         cleared = question.trial.only(name, here).leave(victims)
         if cleared is not None and cleared.places() is not None:
-            victims = _pruned(cleared, quota=False).left
+            victims = pruned(cleared, quota=False).left
         kept |= victims
     narrowed = _completed(question, kept)
-    return _pruned(best) if narrowed is None else narrowed
+    return pruned(best) if narrowed is None else narrowed
 
 
-def _completed(question: _Question, left: Mapping[str, bool]) -> Trial | None:
+def _completed(question: Question, left: Mapping[str, bool]) -> Trial | None:
     """Return the plan of one node in the whole cluster, with what the quota asks for besides."""
     whole = question.trial.leave(left)
     if whole is None:
@@ -337,30 +241,10 @@ def _completed(question: _Question, left: Mapping[str, bool]) -> Trial | None:
     whole = None if more is None else whole.leave(more)
     if whole is None or whole.works() is None:
         return None
-    return _pruned(whole) if len(whole.left) <= WHOLE_PLANS else whole
+    return pruned(whole) if len(whole.left) <= WHOLE_PLANS else whole
 
 
-def _pruned(tried: Trial, *, quota: bool = True) -> Trial:
-    """Leave out needless victims, and pause instead of stopping where that is enough."""
-    works = Trial.works if quota else Trial.places
-    for id_ in reversed(list(tried.left)):
-        if id_ not in tried.left:
-            continue
-        rest = {other: stops for other, stops in tried.left.items() if other != id_}
-        softer = {**tried.left, id_: False}
-        for victims in [rest, softer] if tried.left[id_] and _pausable(tried, id_) else [rest]:
-            fewer = tried.origin.leave(victims)
-            if (
-                fewer is not None
-                and len(fewer.left) <= len(tried.left)
-                and works(fewer) is not None
-            ):
-                tried = fewer
-                break
-    return tried
-
-
-def _weighed(question: _Question, tried: Trial) -> tuple[Weight, Trial]:
+def _weighed(question: Question, tried: Trial) -> tuple[Weight, Trial]:
     """Return a plan with how much it disturbs."""
     entries = question.trial.ledger.entries
     victims = [entries[id_] for id_ in tried.left]
@@ -375,11 +259,6 @@ def _weighed(question: _Question, tried: Trial) -> tuple[Weight, Trial]:
     return weight, tried
 
 
-def _pausable(trial: Trial, id_: str) -> bool:
-    entry = trial.origin.ledger.entries[id_]
-    return entry.task_class is TaskClass.PAUSABLE and not entry.paused
-
-
 def _displacement(trial: Trial, id_: str, *, stops: bool) -> Displacement:
     booking = trial.origin.view.bookings().get(id_)
     if booking is None:
@@ -392,7 +271,7 @@ def _displacement(trial: Trial, id_: str, *, stops: bool) -> Displacement:
 
 
 def _hindrance(
-    question: _Question, policy: PreemptionPolicy, queue: Queue, *, waited: float, owner: bool
+    question: Question, policy: PreemptionPolicy, queue: Queue, *, waited: float, owner: bool
 ) -> Refusal:
     """Return the first thing that keeps the asker from displacing anybody."""
     asker = question.asking.entries[0]

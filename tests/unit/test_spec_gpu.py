@@ -3,8 +3,12 @@
 from collections import Counter
 
 import pytest
-from dsec.api.sandbox import GpuMode, IsolationLevel
+from dsec.api.sandbox import GpuMode, IsolationLevel, Resources
+from dsec.placement.accounts import Account, QuotaError
 from dsec.placement.engine import place
+from dsec.placement.entries import Entry
+from dsec.placement.ledger import Ledger
+from dsec.placement.request import Request
 from dsec.placement.words import explain
 from placement_make import (
     EVERY_LEVEL,
@@ -19,6 +23,8 @@ from placement_make import (
     view,
     why,
 )
+
+SANE = Resources(cpu_milli=1, memory_bytes=1 << 20).__dict__
 
 
 def clients(count: int, gib: float = 4, prefix: str = "c", **fields: object) -> list:
@@ -112,6 +118,62 @@ def test_gpu_08_lists_of_one_host_are_disjoint() -> None:
     assert len({*first.devices, *second.devices}) == 4
 
 
+def test_gpu_11_gpu_memory_is_fixed_at_the_start() -> None:
+    """A live change that names it is refused with the advice, and its CPU is not applied either."""
+    ledger = Ledger()
+    ledger.put(Account("t", {}))
+    held = {"cpu_milli": 1000, "gpu_memory_bytes": 4 * GIB}
+    ledger.admit(Entry("s", "t/p", held))
+    for wanted in ({"cpu_milli": 2000, "gpu_memory_bytes": 8 * GIB}, {"cpu_milli": 2000}):
+        with pytest.raises(QuotaError, match="checkpoint it and start it again"):
+            ledger.resize("s", wanted, vertical=True)
+    assert ledger.used("t") == held
+
+
+def test_conf_33_growth_needs_elasticity_and_room() -> None:
+    """Without vertical elasticity it is refused; with it, up to the head-room and no further."""
+    ledger = Ledger()
+    ledger.put(Account("t", {"cpu_milli": 4000}))
+    ledger.admit(Entry("s", "t/p", {"cpu_milli": 1000}))
+    with pytest.raises(QuotaError, match="no vertical elasticity"):
+        ledger.resize("s", {"cpu_milli": 2000}, vertical=False)
+    assert ledger.resize("s", {"cpu_milli": 4000}, vertical=True) == ()
+    assert ledger.resize("s", {"cpu_milli": 4001}, vertical=True)
+    assert ledger.used("t") == {"cpu_milli": 4000}
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "fits"),
+    [
+        (GpuMode.PASSTHROUGH, IsolationLevel.MICROVM, True),
+        (GpuMode.PASSTHROUGH, IsolationLevel.CONTAINER, False),
+        (GpuMode.MPS, IsolationLevel.CONTAINER, True),
+        (GpuMode.MPS, IsolationLevel.MICROVM, False),
+        (GpuMode.SHARES, IsolationLevel.MICROVM, False),
+        (GpuMode.WHOLE, IsolationLevel.CONTAINER, True),
+    ],
+)
+def test_conf_07_the_mode_goes_with_the_isolation(
+    mode: GpuMode, level: IsolationLevel, fits: bool
+) -> None:
+    """Passthrough implies a microVM, parts of a card imply containers."""
+    seen = view(node("a", gpus=1, isolation=EVERY_LEVEL))
+    part = {} if mode in (GpuMode.WHOLE, GpuMode.PASSTHROUGH) else {"gpu_memory_bytes": 4 * GIB}
+    assert bool(one(seen, gpu("s", mode=mode, isolation=level, **part)).node) is fits
+
+
+def test_conf_35_cards_are_named_by_what_never_changes() -> None:
+    """By their UUID, not by a number that depends on who counts."""
+    seen = view(node("a", gpus=4))
+    place(seen, [gpu(f"s{n}") for n in range(4)])
+    seen.release("s1")
+    (again,) = place(seen, [gpu("t")])
+    assert again.devices[0] not in {
+        d for b in seen.bookings().values() if b.request.id != "t" for d in b.devices
+    }
+    assert again.devices[0].startswith("a-gpu-")
+
+
 def test_gpu_12_the_rebuilt_branch_gets_two_cards() -> None:
     """After its one-card copy is released, in one what-if that changes nothing before."""
     seen = view(node("a", gpus=2))
@@ -153,8 +215,8 @@ def test_gpu_21_a_card_is_in_one_mode_until_it_is_drained(mode: GpuMode) -> None
     assert one(seen, gpu("whole")).node == "a"
 
 
-def test_bad_gpu_requests_get_a_reason_in_words() -> None:
-    """Nothing changes: unknown type, too large, unknown slice, more cards than any node has."""
+def test_bad_requests_get_a_reason_in_words() -> None:
+    """Nothing changes: unknown type, too large, unknown slice, an impossible gang, zero, absurd."""
     seen = view(node("a", 64, 256, gpus=1))
     before = seen.digest()
     bad = [
@@ -163,8 +225,16 @@ def test_bad_gpu_requests_get_a_reason_in_words() -> None:
         gpu("slice", mode=GpuMode.MIG, gpu_slices="9g.1gb"),
         gpu("count", 2),
         request("shares", gpu_count=1, gpu_mode=GpuMode.SHARES, gpu_shares=900),
+        request("affinity", near="a", spread="b"),
+        request("level", near="a", required_level="continent"),
+        *(gpu(f"gang{n}", gang="g") for n in range(2)),
+        *(
+            Request(f"{field}{amount}", Resources.model_construct(**{**SANE, field: amount}))
+            for field in ("cpu_milli", "memory_bytes")
+            for amount in (0, -1, 1 << 63)
+        ),
     ]
     for decision in place(seen, bad):
-        assert not decision.node
+        assert not decision.node, decision
         assert "starts when" in explain(decision.refusals), decision
     assert seen.digest() == before

@@ -99,6 +99,15 @@ def test_ten_03_upper_levels_bound_lower_ones() -> None:
         books.put(Account("t/p/b", {"cpu_milli": 51_000}))
 
 
+def test_ten_04_a_space_uses_its_own_pools() -> None:
+    """Work of a space goes to its pools only; no room there is said, and others stay closed."""
+    seen = view(node("a", 1, pool="mine"), node("b", 64, pool="theirs"))
+    found = place(seen, [request(f"s{n}", pools=("mine",)) for n in range(2)])
+    assert nodes_of(found) == ["a", ""]
+    waits = one(view(node("b", 64, pool="theirs")), request("s", pools=("mine",)))
+    assert "pool=mine" in explain(waits.refusals)
+
+
 def test_ten_05_32_of_80_cores_are_400_shares() -> None:
     """They book 400 and leave 600; a share is 1/1000 of any machine, or 80 milli-cores."""
     shares = MachineShares(80_000, 32_000)

@@ -6,10 +6,11 @@ id stand. Soft state: a new leader makes other ids for what was never bound.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from dsec.api.experiment import Completion
 from dsec.api.nodes import AgentSettings
-from dsec.api.reasons import PendingReason
+from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.records import Experiment
 from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
@@ -70,7 +71,7 @@ class Candidates:
                         rights=rights,
                         sandbox=new_id(self.clock, self.randomness),
                         heartbeat=AgentSettings().heartbeat_seconds,
-                        now=experiment.metadata.creation_timestamp or self.clock.now(),
+                        now=self._arrived(experiment, slot),
                     )
                 elif (image := _image(resolved, role.name)) != known.spec.image:
                     known.spec.image = image  # its digest is known by now
@@ -79,11 +80,19 @@ class Candidates:
                 gang = first and role.completion is Completion.KEEP
                 known.gang = uid if gang else ""
                 known.needs.shun = slot.shunned
+                known.behind = slot.last.behind if slot.last else ""
                 known.order = len(fresh)
                 fresh[key] = known
         self.forget(uid)
         self._made |= fresh
         return list(fresh.values())
+
+    def _arrived(self, experiment: Experiment, slot: Slot) -> datetime:
+        """Return since when a replica waits in line: the displaced not before they were that."""
+        last = slot.last
+        if last is not None and last.reason is EndReason.PREEMPTED and last.ended_at:
+            return last.ended_at
+        return experiment.metadata.creation_timestamp or self.clock.now()
 
     def forget(self, uid: str) -> None:
         """Drop what was made for an experiment."""

@@ -40,10 +40,12 @@ class Dispatcher:
         randomness: Randomness,
         on_refused: Callable[[str, str, str], None],
         on_unsendable: Callable[[Binding, str], Awaitable[None]],
+        on_unturned: Callable[[str, str], None] = lambda _id, _why: None,
     ) -> None:
         """`on_refused(id, node, reason)` is told of each create that an agent turned down.
 
-        `on_unsendable(binding, why)` ends what no agent can ever be asked for.
+        `on_unsendable(binding, why)` ends what no agent can ever be asked for. `on_unturned(id,
+        why)` is told of each pause and resume that an agent turned down.
         """
         self._epoch = epoch
         self._state = state
@@ -52,8 +54,10 @@ class Dispatcher:
         self._randomness = randomness
         self._on_refused = on_refused
         self._on_unsendable = on_unsendable
+        self._on_unturned = on_unturned
         self._confirmed: dict[str, tuple[str, float]] = {}
         self._stops: dict[str, dict[str, tuple[EndReason, str]]] = {}
+        self._turns: dict[str, dict[str, tuple[bool, str]]] = {}
         self._acks: dict[str, set[str]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._wakes: dict[str, asyncio.Event] = {}
@@ -103,7 +107,13 @@ class Dispatcher:
 
     def stop(self, node: str, sandbox: str, reason: EndReason, message: str) -> None:
         """Ask for the end of a sandbox on a node; repeated until the agent has taken it."""
+        self._turns.get(node, {}).pop(sandbox, None)
         self._stops.setdefault(node, {})[sandbox] = (reason, message)
+        self.wake(node)
+
+    def turn(self, node: str, sandbox: str, *, pause: bool, message: str = "") -> None:
+        """Ask that a sandbox rests, or goes on; repeated until the agent has answered."""
+        self._turns.setdefault(node, {})[sandbox] = (pause, message)
         self.wake(node)
 
     def stopping(self, node: str, sandbox: str) -> bool:
@@ -209,7 +219,11 @@ class Dispatcher:
             await self._tell()
             # refused ones are moved by the placer; asking again at once would only spin
             return any(answer.accepted for answer in answers)
-        return await self._stop_some(node) or await self._acknowledge_some(node)
+        return (
+            await self._stop_some(node)
+            or await self._acknowledge_some(node)
+            or await self._turn_one(node)
+        )
 
     async def _sendable(self, due: list[Binding]) -> list[Binding]:
         """Return the first of these that fit in one call; those that fit in none are ended."""
@@ -238,6 +252,28 @@ class Dispatcher:
         for sandbox in ids:
             stops.pop(sandbox, None)
         await self._tell()
+        return True
+
+    async def _turn_one(self, node: str) -> bool:
+        watch, turns = self._fleet.watch(node), self._turns.get(node, {})
+        if watch is None or not turns:
+            return False
+        sandbox, (pause, message) = next(iter(turns.items()))
+        if not self._state.effective(sandbox, node):
+            del turns[sandbox]
+            return True
+        refused = ""
+        try:
+            if pause:
+                await watch.client.pause(self._epoch, sandbox, message)
+            else:
+                await watch.client.resume(self._epoch, sandbox)
+        except AgentRefusedError as problem:
+            refused = str(problem)
+        if turns.get(sandbox) == (pause, message):
+            del turns[sandbox]
+            if refused:
+                self._on_unturned(sandbox, refused)
         return True
 
     async def _acknowledge_some(self, node: str) -> bool:

@@ -6,7 +6,8 @@ leader starts with an empty one and has the same after its first round.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -63,11 +64,15 @@ class Planner:
         nodes: Iterable[Node],
         tenants: Mapping[str, TenantSpec],
         live: Iterable[Binding],
+        held: Collection[str] = (),
     ) -> None:
-        """Follow what is recorded: nodes that may be given work, tenants, and what is bound."""
+        """Follow what is recorded: nodes that may be given work, tenants, and what is bound.
+
+        `held` are bookings of work that waits: room that is kept for it.
+        """
         self._sync_nodes({node.name: node for node in nodes})
         bound = {binding.id: binding for binding in live}
-        self._sync_bookings(bound)
+        self._sync_bookings(bound, held)
         self._sync_accounts(tenants)
         self._sync_entries(bound)
 
@@ -87,14 +92,17 @@ class Planner:
                     least = self._smallest.get(card.model, card.memory_bytes)
                     self._smallest[card.model] = min(least, card.memory_bytes)
 
-    def _sync_bookings(self, bound: Mapping[str, Binding]) -> None:
+    def _sync_bookings(self, bound: Mapping[str, Binding], held: Collection[str]) -> None:
         booked, nodes = self.view.bookings(), self.view.nodes
         stale = [
             id_
             for id_, booking in booked.items()
-            if (binding := bound.get(id_)) is None
-            or binding.node != booking.node
-            or tuple(binding.spec.devices) != booking.devices
+            if id_ not in held
+            and (
+                (binding := bound.get(id_)) is None
+                or binding.node != booking.node
+                or tuple(binding.spec.devices) != booking.devices
+            )
         ]
         for id_ in stale:
             self.view.release(id_)
@@ -149,26 +157,41 @@ class Planner:
     def _sync_entries(self, bound: Mapping[str, Binding]) -> None:
         for id_ in [id_ for id_ in self.ledger.entries if id_ not in bound]:
             self.ledger.end(id_)
-        for id_, binding in bound.items():
-            if id_ not in self.ledger.entries:
-                self.ledger.book(self.entry(binding))
+        new = [b for id_, b in bound.items() if id_ not in self.ledger.entries]
+        for binding in sorted(new, key=lambda b: (b.bound_at or b.at, b.order, b.id)):
+            entry = self.entry(binding)
+            # in their order, so that again what is above its tenant's share can be asked back
+            if self.ledger.admit(entry).refusals:
+                account = self._accounts.get(entry.tenant)
+                softer = account.above_nominal if account is not None else None
+                self.ledger.book(replace(entry, task_class=softer) if softer else entry)
 
     # ------------------------------------------------------------------ deciding
 
     def decide(
-        self, wanted: Iterable[Binding], avoid: Mapping[str, Sequence[str]], now: float
+        self,
+        wanted: Iterable[Binding],
+        avoid: Mapping[str, Sequence[str]],
+        now: float,
+        *,
+        first: Collection[str] = (),
     ) -> list[tuple[Binding, Decision]]:
         """Return a decision for each binding, in the order in which they were tried.
 
         What has a node is booked from now on. `avoid` has nodes whose agents have just refused a
-        sandbox, by its id. `now` is UTC in seconds.
+        sandbox, by its id. `now` is UTC in seconds. The units `first` come before all others: room
+        was made for them.
         """
         units: dict[str, list[Binding]] = {}
+        keys: dict[str, str] = {}
         for binding in wanted:
-            units.setdefault(binding.gang or binding.id, []).append(binding)
+            name = unit_of(binding)
+            units.setdefault(name, []).append(binding)
+            keys[f"{binding.tenant}/{binding.key}"] = name
         queue = ordered(
-            [self._waiting(name, members) for name, members in units.items()], self._policy
+            [self._waiting(name, members, keys) for name, members in units.items()], self._policy
         )
+        queue.sort(key=lambda one: one.id not in first)
         line = [member for one in queue for member in units[one.id]]
         self._learn(line)
         found = self._round(queue, units, avoid, now)
@@ -246,7 +269,7 @@ class Planner:
                     self.mix.observe(demand_of(request, asked))
         self._known = waiting
 
-    def _waiting(self, name: str, members: Sequence[Binding]) -> Waiting:
+    def _waiting(self, name: str, members: Sequence[Binding], units: Mapping[str, str]) -> Waiting:
         first = min(members, key=lambda b: (b.at, b.order))
         return Waiting(
             name,
@@ -257,6 +280,7 @@ class Planner:
             first.needs.stage,
             max(member.priority for member in members),
             len(members),
+            units.get(first.behind, ""),
         )
 
     def entry(self, binding: Binding) -> Entry:
@@ -271,7 +295,7 @@ class Planner:
             binding.priority,
             needs.queue,
             binding.at.timestamp(),
-            identity.role,
+            identity.part or identity.role,
             binding.gang,
         )
 
@@ -330,6 +354,11 @@ class _Round:
         for id_ in ids:
             self._planner.view.release(id_)
             self._planner.ledger.end(id_)
+
+
+def unit_of(binding: Binding) -> str:
+    """Return the name of what starts together or not at all."""
+    return binding.gang or binding.id
 
 
 def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:

@@ -31,6 +31,7 @@ from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
 from dsec.journal.results import ResultReader
+from dsec.placement.plans import PreemptionPolicy
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness, until
@@ -64,14 +65,27 @@ class World:
 class Term:
     """The parts of one term, wired together."""
 
-    def __init__(self, world: World, bind_log: BindLog, history: HistoryWriter) -> None:
+    def __init__(
+        self,
+        world: World,
+        bind_log: BindLog,
+        history: HistoryWriter,
+        preemption: PreemptionPolicy | None = None,
+    ) -> None:
         clock = world.clock
         self.world = world
         self.bind_log = bind_log
         self.history = history
         self.caches = {kind: Cache(world.records, kind, clock) for kind in KINDS}
         self.fleet = Fleet(world.network, clock, self._answered)
-        self.collector = Collector(bind_log, world.objects, clock, history, changed=self._changed)
+        self.collector = Collector(
+            bind_log,
+            world.objects,
+            clock,
+            history,
+            changed=self._changed,
+            displaced_for=self._displaced_for,
+        )
         self.dispatcher = Dispatcher(
             bind_log.epoch,
             bind_log.state,
@@ -80,6 +94,7 @@ class Term:
             randomness=world.randomness,
             on_refused=self._refused,
             on_unsendable=self._unsendable,
+            on_unturned=self._unturned,
         )
         self.tenants = Tenants(
             world.records,
@@ -99,6 +114,7 @@ class Term:
             history=history,
             tenants=self.tenants.specs,
             changed=self._changed,
+            preemption=preemption or PreemptionPolicy(),
         )
         digests = Digests(world.registry, clock)
         declared = DeclaredImages(self.caches["SandboxImage"])
@@ -219,6 +235,12 @@ class Term:
     def _refused(self, sandbox: str, node: str, reason: str) -> None:
         self.placer.refused(sandbox, node, reason)
 
+    def _unturned(self, sandbox: str, why: str) -> None:
+        self.placer.displacer.turned_down(sandbox, why)
+
+    def _displaced_for(self, sandbox: str) -> str:
+        return self.placer.displacer.behind(sandbox)
+
     async def _unsendable(self, binding: Binding, why: str) -> None:
         status = closed_status(binding, EndReason.START_FAILED, why, self.world.clock)
         await self.collector.end([status])
@@ -231,7 +253,9 @@ class Term:
         }
         for key in keys:
             self.queues["Experiment"].add(key)
-        if any(not b.live for b in bindings):
+        if any(not b.live for b in bindings) or self.placer.displacer.concerns(
+            b.id for b in bindings
+        ):
             # room came free: whoever waits may start
             self.placer.kick()
 

@@ -61,6 +61,9 @@ class Binding(WireModel):
     needs: Needs = Needs()
     gang: str = ""
     priority: int = Field(default=0, description="Higher is placed first.")
+    behind: str = Field(
+        default="", description="Tenant and key of the work that it was displaced for."
+    )
     patience: float = Field(default=PATIENCE, description="Seconds of silence until given up.")
 
     @property
@@ -86,6 +89,7 @@ class Row(WireModel):
     reason: EndReason | None = None
     result: str = ""
     experiment_uid: str = ""
+    behind: str = Field(default="", description="With the end of displaced work: as in Binding.")
 
 
 class Bindings:
@@ -220,6 +224,7 @@ class Bindings:
         binding.ended_at = row.at
         binding.reason = row.reason
         binding.result = row.result
+        binding.behind = row.behind
 
     def _forget(self, uid: str) -> None:
         for binding in self.of_experiment(uid):

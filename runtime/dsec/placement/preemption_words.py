@@ -19,7 +19,7 @@ class Hindrance(StrEnum):
     QUEUE = "queue"
     """Its queue, `asked`, does not preempt (SCHED-16)."""
     LEAVING = "leaving"
-    """`nodes` others are on their way out for it already."""
+    """`nodes` others, `whose` (names, since when), are on their way out for it already."""
 
 
 def preemption_sentence(refusal: Refusal) -> str:
@@ -48,8 +48,8 @@ def preemption_sentence(refusal: Refusal) -> str:
             f"free"
         ),
         Hindrance.LEAVING: (
-            f"asked the place of {count} others, free 0 yet: they are saving their state; starts "
-            f"when they have gone"
+            f"displacing {refusal.whose or 'others'}: asked the place of {count} others, free 0 "
+            f"yet: they are on their way out; starts when they have gone"
         ),
     }[Hindrance(refusal.dimension)]
     return f"preemption: {text}"

@@ -28,8 +28,8 @@ class _Round:
     """What one round started from, and what came out."""
 
     at: datetime
-    inputs: str
     view: ClusterView
+    """As it was before."""
     wanted: Mapping[str, Wanted]
     figures: Mapping[str, list[LedgerFigure]]
     """Of every dimension of an account and of those above it, by its path."""
@@ -74,7 +74,7 @@ class Recorder:
             for account in {one.entry.account for one in wanted}
         }
         by_id = {one.request.id: one for one in wanted}
-        self._round = _Round(at, self._digests.of(view), view.fork(), by_id, figures)
+        self._round = _Round(at, view.fork(), by_id, figures)
         self._dump = None
         if self._asked:
             self._dump = dump(
@@ -129,7 +129,7 @@ class Recorder:
         return records(
             [done.wanted[id_].request for id_ in done.decisions],
             list(done.decisions.values()),
-            inputs=done.inputs,
+            inputs=self._digests.of(done.view),
             at=done.at,
             before=done.view,
             epoch=self._epoch,

@@ -23,8 +23,9 @@ from dsec.placement.asked import Asked, claim_of
 from dsec.placement.derived import Derived, StaticClass
 from dsec.placement.dimensions import LIMIT
 from dsec.placement.potential import Potential
+from dsec.placement.scratch import Scratch
 from dsec.placement.stranding import NEVER, WHOLE, Floats, Ints
-from dsec.placement.view import ClusterView, Scratch
+from dsec.placement.view import ClusterView
 
 Flags = NDArray[np.bool_]
 _MILLI, _MEMORY, _OPEN = int(Card.MILLI), int(Card.MEMORY), int(Card.OPEN)
@@ -231,13 +232,12 @@ class ClientChooser(Chooser):
         cards, memory = self.view.cards, self._memory
         if isinstance(memory, np.ndarray):
             memory = memory[self.derived.kind[rows]]
-            each[cards[_MEMORY][rows] < memory] = NEVER
-        elif memory:
-            each[cards[_MEMORY][rows] < memory] = NEVER
+        if isinstance(memory, np.ndarray) or memory:
+            np.copyto(each, NEVER, where=cards[_MEMORY][rows] < memory)
         if self.asked.gpu_clients:
-            each[cards[_COUNT][rows] >= self.asked.gpu_clients] = NEVER
+            np.copyto(each, NEVER, where=cards[_COUNT][rows] >= self.asked.gpu_clients)
         if self.static.suits is not None:
-            each[~self.static.suits[rows]] = NEVER
+            np.copyto(each, NEVER, where=~self.static.suits[rows])
 
     def pick(self, scratch: Scratch) -> Pick | None:
         """Return the cards where it strands least, the first of equals."""

@@ -137,4 +137,10 @@ def demand_of(request: Request, asked: Asked) -> Demand:
     models = tuple(request.gpu_model.split("|")) if request.gpu_model else ()
     milli = asked.milli or WHOLE
     memory = 0 if asked.milli else asked.gpu_memory
-    return Demand(asked.cpu, asked.gpus, milli, memory, models, request.pools)
+    return Demand(_about(asked.cpu), asked.gpus, milli, memory, models, request.pools)
+
+
+def _about(cpu_milli: int) -> int:
+    """Return CPU to two digits: requests that differ in the third are one class of the mix."""
+    step = int("1".ljust(len(str(cpu_milli)) - 1, "0"))
+    return max(1, (cpu_milli + step // 2) // step * step)

@@ -13,8 +13,9 @@ from dsec.placement.accelerators import Card
 from dsec.placement.dimensions import WHOLE, Column
 from dsec.placement.mix import Group, Mix
 from dsec.placement.request import Node
+from dsec.placement.scratch import Scratch
 from dsec.placement.stranding import CARD, Floats, Ints, Tables, card_table, node_table, stack
-from dsec.placement.view import ClusterView, Scratch
+from dsec.placement.view import ClusterView
 
 UNLEARNED = stack([(card_table([]), node_table([], WHOLE, 1))], 0)
 """Tables of no mix at all: a broken card is filled before a new one, and nodes in their order."""

@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from dsec.placement.accelerators import SLICED
+from dsec.placement.accelerators import SLICED, Claim
 from dsec.placement.asked import Asked, amounts_of
 from dsec.placement.cards import Flags, Pick, chooser_for
 from dsec.placement.derived import Derived
@@ -14,13 +14,15 @@ from dsec.placement.filters import room
 from dsec.placement.potential import Potential
 from dsec.placement.request import Decision, Request
 from dsec.placement.scores import STATIC, local_parts
+from dsec.placement.scratch import STAGE_COLUMN, Scratch
 from dsec.placement.stranding import CANDIDATES, Floats, Ints
-from dsec.placement.view import SELDOM, STAGE_COLUMN, ClusterView, Scratch
+from dsec.placement.view import SELDOM, ClusterView
 
 FIRST_BLOCK = 512
 """Rows looked at first; each further block is twice as large."""
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
-_CPU, _WHOLE, _MEMORY = int(Column.CPU), int(Column.WHOLE), int(Column.MEMORY)
+_CPU, _WHOLE = int(Column.CPU), int(Column.WHOLE)
+_MEMORY, _PINS = int(Column.MEMORY), int(Column.PINS)
 _STAGES = tuple(int(column) for column in STAGE_COLUMN.values())
 
 
@@ -146,6 +148,11 @@ class Search:
         block, self._rest = self._rest[:count], self._rest[count:]
         return block
 
+    def _done(self) -> bool:
+        """Return whether `more` has nothing left to give."""
+        last = len(self._order) if self._order is not None else self._view.columns.shape[1]
+        return self._at >= last and not len(self._rest)
+
     def _scan(self, size: int) -> Ints | None:
         """Return the rows of the next block that have room in every column; None at the end."""
         order, columns = self._order, self._view.columns
@@ -268,7 +275,8 @@ class Search:
         cpu = scratch.columns[_CPU] - amounts[_CPU]
         memory = scratch.columns[_MEMORY] - self.asked.memory
         cpus, memories = totals.item(_CPU, scratch.row), totals.item(_MEMORY, scratch.row)
-        return abs(cpu / max(1, cpus) - memory / max(1, memories))
+        # as floats before the division, as arrays do it
+        return abs(float(cpu) / max(1, cpus) - float(memory) / max(1, memories))
 
     # -- placing --------------------------------------------------------------------------------
 
@@ -297,7 +305,7 @@ class Search:
                 heapreplace(heap, (spot.cost, at))
                 continue
             heappop(heap)
-            if not spare:
+            if not spare and not self._done():
                 rows, costs = self.more(CANDIDATES // 4)
                 spare = list(zip(costs.tolist(), range(len(places), len(places) + len(rows))))[::-1]  # noqa: B905  equal by construction
                 places += rows.tolist()
@@ -326,9 +334,12 @@ class Search:
         scratch, pick = spot.scratch, spot.pick
         name = scratch.node.name
         amounts = self.amounts or amounts_of(self.asked, scratch.node)
-        cpus = self._view.free_cpus(name, amounts[Column.PINS]) if self.asked.pins else ()
-        claims = pick.claims if pick is not None else ()
-        devices = tuple([claim.device for claim in claims]) if claims else ()
+        cpus = self._view.free_cpus(name, amounts[_PINS]) if self.asked.pins else ()
+        claims: tuple[Claim, ...] = ()
+        devices: tuple[str, ...] = ()
+        if pick is not None:
+            claims = pick.claims
+            devices = tuple([one.device if one.slices else one.uuid for one in claims])
         scores = self._scores(spot) if self._record else ()
         decision = Decision(member.id, name, devices, (), scores, cpus)
         self._view.commit(scratch, member, decision, amounts, claims)

@@ -20,21 +20,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsec.api.experiment import Stage
-from dsec.placement.accelerators import Accelerator, Card, CardState, Claim, idle, summary, take
+from dsec.placement.accelerators import Card, CardState, Claim, idle, summary, take
 from dsec.placement.asked import Asked, OverCapacityError, amounts_of, canonical, claims_of
 from dsec.placement.buckets import Buckets
-from dsec.placement.dimensions import NAMES, UNMETERED, WHOLE, Column, saturated
+from dsec.placement.dimensions import NAMES, UNMETERED, Column
 from dsec.placement.request import LEVELS, Decision, Health, Node, Request
+from dsec.placement.scratch import Marks, Scratch, claim_fits, marks_of, totals
 
 Ints = NDArray[np.int64]
-STAGE_COLUMN = {
-    Stage.EXPLORATION.value: Column.EXPLORATION,
-    Stage.TRAINING.value: Column.TRAINING,
-    Stage.EVALUATION.value: Column.EVALUATION,
-}
 _COLUMNS = len(Column)
-_HEADROOM = int(Column.HEADROOM)
 _SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
 SELDOM = (int(Column.PIDS), int(Column.DISK), int(Column.DENSITY))
 """Columns that seldom lack room: a lower bound over all nodes mostly saves comparing them."""
@@ -61,88 +55,6 @@ class Booking(NamedTuple):
     paused: bool = False
 
 
-class Scratch:
-    """The figures of one node while they are changed; `ClusterView.store` writes them back."""
-
-    __slots__ = ("cards", "changed_cards", "columns", "node", "profile", "row", "watermarked")
-
-    def __init__(
-        self, row: int, node: Node, profile: int, columns: list[int], cards: list[CardState]
-    ) -> None:
-        self.row = row
-        self.node = node
-        self.profile = profile
-        self.columns = columns
-        self.cards = cards
-        self.changed_cards = False
-        self.watermarked = node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
-
-    def take(self, amounts: tuple[int, ...], claims: Iterable[Claim], stage: str = "") -> None:
-        """Book; the caller has made sure that it fits. `finish` brings the summaries up to date."""
-        columns = self.columns
-        for column, amount in enumerate(amounts):
-            columns[column] -= amount
-        if stage in STAGE_COLUMN:
-            columns[STAGE_COLUMN[stage]] += 1
-        if claims:
-            cards = self.cards
-            for claim in claims:
-                uuid = claim.uuid
-                for index, card in enumerate(self.node.devices):
-                    if card.uuid == uuid:
-                        take(cards[index], card, claim)
-                        break
-            self.changed_cards = True
-        if self.watermarked:
-            columns[_HEADROOM] = headroom(self.node, columns)
-
-    def give(self, amounts: tuple[int, ...], stage: str = "") -> None:
-        """Take back what is not of cards."""
-        columns = self.columns
-        for column, amount in enumerate(amounts):
-            columns[column] += amount
-        if stage in STAGE_COLUMN:
-            columns[STAGE_COLUMN[stage]] -= 1
-        if self.watermarked:
-            columns[_HEADROOM] = headroom(self.node, columns)
-
-    def shortfall(self, amounts: tuple[int, ...]) -> Column | None:
-        """Return the first column that lacks room, or None."""
-        for column, amount in enumerate(amounts):
-            if amount and self.columns[column] < amount:
-                return Column(column)
-        return None
-
-
-def totals(node: Node) -> list[int]:
-    """Return a node's columns as they are when nothing runs on it."""
-    found = [0] * _COLUMNS
-    found[Column.MEMORY] = saturated(node.memory_bytes)
-    found[Column.PIDS] = saturated(node.pids)
-    found[Column.DISK] = saturated(node.disk_bytes)
-    found[Column.DENSITY] = saturated(node.sandboxes)
-    found[Column.IOPS] = saturated(node.disk_iops)
-    found[Column.BANDWIDTH] = saturated(node.disk_bytes_per_second)
-    found[Column.CPU] = saturated(node.cpu_milli * node.overcommit_milli // WHOLE)
-    found[Column.PINS] = len(node.cpus)
-    found[Column.WHOLE : Column.SLICES + 1] = summary([idle(card) for card in node.devices])
-    found[Column.HEADROOM] = headroom(node, found)
-    return found
-
-
-def headroom(node: Node, columns: list[int]) -> int:
-    """Return where CPU and memory stand: 2 below the safe watermark, 1 below the limit, else 0."""
-    safe, limit = node.safe_percent, node.limit_percent
-    if safe >= 100 and limit >= 100:  # noqa: PLR2004  percent
-        return 2
-    cpu = saturated(node.cpu_milli * node.overcommit_milli // WHOLE)
-    memory = saturated(node.memory_bytes)
-    used_cpu, used_memory = (cpu - columns[Column.CPU]), (memory - columns[Column.MEMORY])
-    if used_cpu * 100 >= limit * cpu or used_memory * 100 >= limit * memory:
-        return 0
-    return 1 if used_cpu * 100 >= safe * cpu or used_memory * 100 >= safe * memory else 2
-
-
 class ClusterView:
     """Nodes and bookings. Not safe for two threads; `fork` for what-if."""
 
@@ -163,6 +75,7 @@ class ClusterView:
         "described",
         "floors",
         "generation",
+        "marks",
         "profile",
         "profiles",
         "totals",
@@ -184,6 +97,8 @@ class ClusterView:
         """One node of each static description: filters look at these, not at every node."""
         self.described: list[Node] = []
         """Descriptions by row."""
+        self.marks: list[Marks | None] = []
+        """Watermarks by row."""
         self.columns: Ints = np.zeros((_COLUMNS, 0), dtype=np.int64)
         """[column, row]: free amounts and what follows from them."""
         self.totals: Ints = np.zeros((_COLUMNS, 0), dtype=np.int64)
@@ -240,6 +155,7 @@ class ClusterView:
         # lists are shared with forks: replaced, never changed in place
         self.described = [*self.described]
         self.described[row] = node
+        self.marks = [*self.marks]
         self.profile[row] = self._profile_of(node)
         self._widen(len(node.devices))
         self._rebuild(row)
@@ -289,6 +205,7 @@ class ClusterView:
             gone = set(rows)
             self._order = [one for row, one in enumerate(self._order) if row not in gone]
             self.described = [one for row, one in enumerate(self.described) if row not in gone]
+            self.marks = [one for row, one in enumerate(self.marks) if row not in gone]
         new = sorted(_order_key(self._nodes[name]) for name in self._pending)
         if new:
             nodes = [self._nodes[name] for _, _, name in new]
@@ -301,6 +218,7 @@ class ClusterView:
             self.profile = np.insert(self.profile, at, [self._profile_of(one) for one in nodes])
             self._order = sorted([*self._order, *new])
             self.described = [self._nodes[name] for _, _, name in self._order]
+            self.marks = [marks_of(node) for node in self.described]
         self._rows = {name: row for row, (_, _, name) in enumerate(self._order)}
         added = self._pending
         self._pending, self._gone = set(), set()
@@ -314,7 +232,8 @@ class ClusterView:
         cards = [idle(card) for card in node.devices]
         every = totals(node)
         self.totals[:, row] = every
-        scratch = Scratch(row, node, self.profile.item(row), every, cards)
+        self.marks[row] = marks_of(node)
+        scratch = Scratch((row, node, self.profile.item(row)), every, cards, self.marks[row])
         for id_ in self._on.keys_of(node.name):
             booking = self._bookings[id_]
             scratch.take(_held(booking), booking.claims, booking.request.stage)
@@ -356,7 +275,8 @@ class ClusterView:
         states: list[CardState] = []
         if cards and node.devices:
             states = self.cards[:, row, : len(node.devices)].T.tolist()
-        return Scratch(row, node, self.profile.item(row), self.columns[:, row].tolist(), states)
+        columns = self.columns[:, row].tolist()
+        return Scratch((row, node, self.profile.item(row)), columns, states, self.marks[row])
 
     def store(self, scratch: Scratch) -> None:
         """Write figures back."""
@@ -558,6 +478,7 @@ class ClusterView:
         other._bookings = dict(self._bookings)
         other._on, other._groups = self._on.fork(), self._groups.fork()
         other._order, other._rows, other.described = self._order, self._rows, self.described
+        other.marks = self.marks
         other._profile_numbers = dict(self._profile_numbers)
         other.profiles = list(self.profiles)
         other.columns, other.cards = self.columns.copy(), self.cards.copy()
@@ -580,17 +501,6 @@ class ClusterView:
         for id_ in sorted(self._bookings):
             content.update(canonical((id_, tuple(self._bookings[id_]))).encode())
         return content.hexdigest()
-
-
-def claim_fits(card: Accelerator, state: CardState, claim: Claim) -> bool:
-    """Return whether a card takes a claim now."""
-    if not state[Card.OPEN] & 1 << claim.mode:
-        return False
-    if claim.slices:
-        return not state[Card.SLICES] & claim.slices and card.slicing is not None
-    if claim.limit and state[Card.COUNT] >= claim.limit:
-        return False
-    return state[Card.MILLI] >= claim.milli and state[Card.MEMORY] >= claim.memory
 
 
 def _held(booking: Booking) -> tuple[int, ...]:

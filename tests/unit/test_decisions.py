@@ -49,6 +49,23 @@ async def test_the_newest_decision_of_a_sandbox_is_found_with_its_record() -> No
     assert later == {}
 
 
+async def test_preemption_and_return_are_decisions_too() -> None:
+    """Paused it is still on its node, stopped it is nowhere, resumed it goes on."""
+    objects = MemoryObjects()
+    for how, node, words in (
+        ("paused", "n1", "paused for lab/x (priority 2)"),
+        ("", "n1", "goes on, on node n1"),
+        ("stopped", "", "stopped for lab/x (priority 2)"),
+    ):
+        history = leader(objects, len(objects._data) + 1)
+        body = {"how": how, "why": "for lab/x (priority 2)"} if how else {}
+        history.add("preempted" if how else "resumed", sandbox="sb-1", node="n1", **body)
+        await history.close()
+        found = (await DecisionReader(objects).find(["sb-1"], datetime.now(UTC)))["sb-1"]
+        assert (found.node, found.record) == (node, None)
+        assert words in found.message
+
+
 async def test_a_segment_is_read_once() -> None:
     """A second question reads what is new."""
     objects = MemoryObjects()

@@ -66,5 +66,5 @@ class SandboxDecision(WireModel):
     devices: list[str] = []
     message: str = Field(description="Why there, or why nowhere, in words.")
     record: DecisionRecord | None = Field(
-        default=None, description="Unset: the decision is older than its records."
+        default=None, description="Unset: it was not placed, but paused, stopped or resumed."
     )

@@ -68,9 +68,7 @@ def _sandbox_words(decision: "SandboxDecision") -> None:
     print(f"sandbox {decision.sandbox} {where}{devices}, decided {decision.at.isoformat()}")
     if decision.message:
         print(f"  why         {decision.message}")
-    if decision.record is None:
-        print("  record      none was kept: it was decided by an older version")
-    else:
+    if decision.record is not None:
         _record_words(decision.record)
 
 

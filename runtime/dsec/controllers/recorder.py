@@ -76,7 +76,7 @@ class Recorder:
         by_id = {one.request.id: one for one in wanted}
         self._round = _Round(at, view.fork(), by_id, figures)
         self._dump = None
-        if self._asked:
+        if self._asked and wanted:
             self._dump = dump(
                 view,
                 [one.request for one in wanted],

@@ -16,6 +16,9 @@ from dsec.journal.history import HISTORY, HistoryWriter
 from dsec.world.objects import NotFoundError, ObjectStore
 
 DECISION, PLACED, WAITS = "decision", "sandbox-placed", "sandbox-waits"
+PREEMPTED, RESUMED = "preempted", "resumed"
+ABOUT_SANDBOXES = frozenset({PLACED, WAITS, PREEMPTED, RESUMED})
+"""Kinds of rows that say where a sandbox is, or why it is not running."""
 WRITER = "controller-"
 """How the names of those who decide begin; agents' segments are not read."""
 SKEW = timedelta(minutes=10)
@@ -86,7 +89,7 @@ class DecisionReader:
             if data["kind"] == DECISION:
                 record = DecisionRecord.model_validate(data["body"]["record"])
                 self._records[record.id] = record
-            elif data["kind"] in (PLACED, WAITS):
+            elif data["kind"] in ABOUT_SANDBOXES:
                 row = JournalRow.model_validate(data)
                 known = self._newest.pop(row.sandbox, None)
                 late = known is not None and _order(known) > _order(row)
@@ -97,11 +100,19 @@ class DecisionReader:
         return SandboxDecision(
             sandbox=row.sandbox,
             at=row.utc,
-            node=body.get("node", ""),
+            node="" if body.get("how") == "stopped" else body.get("node", ""),
             devices=body.get("devices", []),
-            message=body.get("why") or f"node {body.get('node', '')} took it",
+            message=_message(row.kind, body),
             record=self._records.get(body.get("decision", "")),
         )
+
+
+def _message(kind: str, body: dict[str, Any]) -> str:
+    if kind == PREEMPTED:
+        return f"{body.get('how', 'displaced')} {body.get('why', '')}".strip()
+    if kind == RESUMED:
+        return f"goes on, on node {body.get('node', '')}, after it was paused for other work"
+    return body.get("why") or f"node {body.get('node', '')} took it"
 
 
 def _trim(kept: dict[str, Any], most: int) -> None:

@@ -416,6 +416,19 @@ class LeaseMachine(RuleBasedStateMachine):
         assert sum(e.amounts["sandboxes"] for e in [*runs, *flies]) + could <= self.QUOTA
 
     @invariant()
+    def the_books_know_of_everything(self) -> None:
+        """What runs, flies or can still be spent is in the books of a leader that may admit."""
+        if not self.book.open(self.now):
+            return
+        begun = [*self.running.values(), *((entry, paid) for _, entry, paid in self.flying)]
+        for entry, paid in begun:
+            assert entry.id in self.ledger.entries or paid in self.ledger.leases
+        for gateway, purse in enumerate(self.purses):
+            for lease_id in purse.leases:
+                if purse.valid(lease_id, self.local(gateway)):
+                    assert lease_id in self.ledger.leases
+
+    @invariant()
     def the_books_are_within_the_quota(self) -> None:
         """Used + leased <= quota, and both are what their entries say."""
         used = self.ledger.used("t").get("sandboxes", 0)

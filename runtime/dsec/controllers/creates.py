@@ -7,9 +7,8 @@ of callers, who repeat them by key.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,19 +16,18 @@ from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
-from dsec.controllers import resting
 from dsec.controllers.dispatch import Dispatcher
-from dsec.controllers.displacer import Displacer, Seen
+from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
-from dsec.controllers.planner import Planner, request_of, unit_of
+from dsec.controllers.planner import Planner
 from dsec.controllers.recorder import Recorder
+from dsec.controllers.rounds import Rounds
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.placement.dumps import DecisionDump
 from dsec.placement.plans import PreemptionPolicy
 from dsec.placement.refusal import Refusal
-from dsec.placement.request import Decision
 from dsec.placement.words import explain
 from dsec.world.cache import first_of
 from dsec.world.clock import Clock
@@ -84,18 +82,12 @@ class Placer:
         self._dispatcher = dispatcher
         self._clock = clock
         self._history = history
-        self._tenants = tenants
         self._recorder = Recorder(history, bind_log.epoch)
-        self._planner = Planner(preemption.queues, recorder=self._recorder)
+        planner, state = Planner(preemption.queues, recorder=self._recorder), bind_log.state
         self.displacer = Displacer(
-            self._planner,
-            dispatcher,
-            bind_log.state,
-            history=history,
-            clock=clock,
-            policy=preemption,
+            planner, dispatcher, state, history=history, clock=clock, policy=preemption
         )
-        self._paused: set[str] = set()
+        self._rounds = Rounds(planner, self.displacer, fleet, state, tenants)
         self._changed = changed
         self._inbox: list[_Submission] = []
         self._demands: dict[str, Demand] = {}
@@ -246,12 +238,7 @@ class Placer:
     def _decide(self, wanted: list[Binding], fresh: set[str]) -> list[Row]:
         """Return the rows of one round; keeps the reasons of what has to wait."""
         state, now = self._log.state, self._clock.now()
-        seen = self._seen()
-        if not wanted and not self._paused and not seen.paused and not self.displacer.victims:
-            return []
-        self._follow(seen)
-        first = self.displacer.follow(seen, wanted, now.timestamp())
-        decided = self._placed(wanted, seen, now.timestamp(), first)
+        decided = self._rounds.decide(wanted, self._avoided(wanted), now.timestamp())
         self._why = {}
         rows: list[Row] = []
         for binding, decision in decided:
@@ -276,42 +263,6 @@ class Placer:
                     rows.append(Row(kind="want", at=now, binding=binding))
                     self._tell_waiting(binding, decision.refusals)
         return rows
-
-    def _seen(self) -> Seen:
-        bound = {binding.id: binding for binding in self._log.state.live()}
-        told = ((id_, self._fleet.status(id_, one.node)) for id_, one in bound.items())
-        return Seen(bound, {id_: status.state for id_, status in told if status is not None})
-
-    def _follow(self, seen: Seen) -> None:
-        """Bring view and ledger in line with bind log and agents."""
-        planner = self._planner
-        nodes, tenants = self._fleet.nodes(), self._tenants()
-        planner.sync(nodes, tenants, seen.bound.values(), self.displacer.held)
-        before, self._paused = self._paused, self.displacer.counted_paused(seen)
-        resting.follow(planner.view, planner.ledger, before, self._paused)
-
-    def _placed(
-        self, wanted: Sequence[Binding], seen: Seen, now: float, first: Sequence[str]
-    ) -> list[tuple[Binding, Decision]]:
-        """Decide on what waits; what finds no place may displace others."""
-        held = self.displacer.held
-        trying = [binding for binding in wanted if binding.id not in held]
-        avoid = self._avoided(trying)
-        decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
-        members = Counter(unit_of(binding) for binding in trying)
-        # who was refused by an agent a moment ago is tried again first
-        unplaced = [
-            (binding, request_of(binding))
-            for binding, decision in decided
-            if not decision.node and not avoid.get(binding.id)
-        ]
-        told = self.displacer.ask(self.displacer.units(unplaced, members), seen, now)
-        waits = [(b, Decision(b.id)) for b in wanted if b.id in held]
-        told |= {binding.id: self.displacer.hindrance(binding.id) for binding, _ in waits}
-        return [
-            (b, replace(one, refusals=(told[b.id], *one.refusals)) if b.id in told else one)
-            for b, one in (*decided, *waits)
-        ]
 
     def _keep_reason(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
         demand = self._demands.get(binding.spec.identity.experiment_uid)

@@ -38,9 +38,13 @@ RESUME_SECONDS = 10.0
 """A resumed sandbox counts as running for so long before its agent says so."""
 PLANS = 16
 """Most plans made in one round, successful or not: each costs milliseconds."""
+AGAIN_SECONDS = 2.0
+"""What was refused a plan is not planned again before, however many rounds there are."""
 NAMED = 3
 """Most victims named in words; the others are counted."""
 PREEMPTING, PREEMPTED, RESUMED = "preempting", "preempted", "resumed"
+HOW = ("paused", "stopped", "resumed", "overdue")
+"""What is counted of victims."""
 LEAVING = frozenset({SandboxState.STOPPING, SandboxState.ARCHIVING})
 NO_SYNC = "its agent cannot save the state of a sandbox"
 
@@ -53,11 +57,7 @@ class Seen:
 
     bound: Mapping[str, Binding]
     states: Mapping[str, SandboxState]
-
-    @property
-    def paused(self) -> set[str]:
-        """Ids of what is paused."""
-        return {id_ for id_, state in self.states.items() if state is SandboxState.PAUSED}
+    paused: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,9 @@ class Displacer:
         self._for: dict[str, Binding] = {}
         self._resuming: dict[str, float] = {}
         self._waits: dict[tuple[str, str], float] = {}
+        self._refused: dict[str, tuple[Refusal, float]] = {}
         self.counts: Counter[str] = Counter()
-        """Victims `paused`, `stopped`, `resumed` and `overdue` in this term."""
+        """Of this term, by `HOW`."""
 
     # ------------------------------------------------------------------ what others ask
 
@@ -115,7 +116,7 @@ class Displacer:
         """Ids of waiting work whose room is held."""
         return {one.id for under in self._under.plans.values() for one in under.plan.decisions}
 
-    def counted_paused(self, seen: Seen) -> set[str]:
+    def counted_paused(self, seen: Seen) -> frozenset[str]:
         """Return who counts as paused: not those that have just been told to go on."""
         return seen.paused - self._resuming.keys()
 
@@ -262,7 +263,7 @@ class Displacer:
             return {}
         soft = any(consents(entry) for entry in self._planner.ledger.entries.values())
         found: dict[str, Refusal] = {}
-        refused: dict[str, Refusal] = {}
+        self._refused = {kind: one for kind, one in self._refused.items() if one[1] > now}
         made = 0
         for unit in units:
             told = unit.first.priority > 0
@@ -270,8 +271,7 @@ class Displacer:
             if made >= PLANS or not (soft or told):
                 continue
             kind = self._kind(unit, now - unit.since)
-            hinders = refused.get(kind)
-            if hinders is None:
+            if kind not in self._refused:
                 made += 1
                 outcome = self._plan(unit, seen, now)
                 if isinstance(outcome, Plan):
@@ -279,8 +279,9 @@ class Displacer:
                     if unit.first.id in self._under.plans:
                         found |= {one.id: self.hindrance(one.id) for one in unit.bindings}
                     continue
-                hinders = refused[kind] = outcome[0]
+                self._refused[kind] = outcome[0], now + AGAIN_SECONDS
             if told and waited >= self._policy.preempt_after_s:
+                hinders, _ = self._refused[kind]
                 found |= dict.fromkeys((one.id for one in unit.bindings), hinders)
         return found
 
@@ -347,8 +348,7 @@ class Displacer:
             self._tell(unit, asked, now)
         for one in asked:
             victim = seen.bound[one.id]
-            running = seen.states.get(one.id) is SandboxState.RUNNING
-            if one.stops or not running:
+            if one.stops:
                 self._stop(victim)
             else:
                 self._dispatcher.turn(

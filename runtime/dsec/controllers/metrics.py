@@ -1,12 +1,13 @@
 """Prometheus metrics of the controller, computed at each scrape from what it knows."""
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dsec.controllers.controller import Controller
+from dsec.controllers.displacer import HOW
 
 
 def text(controller: Controller) -> bytes:
@@ -26,6 +27,16 @@ def text(controller: Controller) -> bytes:
         gauge("bindlog_segments", "Segments of the bind log so far.", term.bind_log.position)
         gauge("nodes", "Registered nodes.", len(term.fleet.members))
         gauge("nodes_usable", "Nodes that may be given work.", len(term.fleet.nodes()))
+        displacer = term.placer.displacer
+        gauge("displacing", "Sandboxes that have been asked to leave.", len(displacer.victims))
+        displaced = Counter(
+            "dsec_controller_displaced",
+            "Sandboxes of this term that gave way, went on, or did not go in time.",
+            ["how"],
+            registry=registry,
+        )
+        for how in HOW:
+            displaced.labels(how).inc(displacer.counts[how])
         experiments = term.caches["Experiment"].all()
         gauge("experiments", "Experiments.", len(experiments))
     return generate_latest(registry)

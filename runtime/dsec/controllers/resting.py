@@ -17,7 +17,9 @@ RIVALS = 1000
 """Most waiting work that is looked at before paused work goes on."""
 
 
-def follow(view: ClusterView, ledger: Ledger, before: Collection[str], paused: set[str]) -> None:
+def follow(
+    view: ClusterView, ledger: Ledger, before: Collection[str], paused: Collection[str]
+) -> None:
     """Count as paused what agents say is paused, and as running what was paused `before`."""
     bookings = view.bookings()
     for id_ in paused:

@@ -1,0 +1,81 @@
+"""One round of the leader: follow what is recorded, let paused work go on, place, displace."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from dsec.api.sandbox import SandboxState
+from dsec.api.tenant import TenantSpec
+from dsec.controllers import resting
+from dsec.controllers.displacer import Displacer, Seen
+from dsec.controllers.fleet import Fleet
+from dsec.controllers.planner import Planner, request_of, unit_of
+from dsec.journal.bindings import Binding, Bindings
+from dsec.placement.request import Decision
+
+
+class Rounds:
+    """Of one term; one writer."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        displacer: Displacer,
+        fleet: Fleet,
+        state: Bindings,
+        tenants: Callable[[], Mapping[str, TenantSpec]],
+    ) -> None:
+        """`tenants` returns the spec of each tenant."""
+        self._planner = planner
+        self._displacer = displacer
+        self._fleet = fleet
+        self._state = state
+        self._tenants = tenants
+        self._paused: frozenset[str] = frozenset()
+
+    def decide(
+        self, wanted: Sequence[Binding], avoid: Mapping[str, Sequence[str]], now: float
+    ) -> list[tuple[Binding, Decision]]:
+        """Return a decision for all that waits; what has a node is booked from now on.
+
+        `avoid` has nodes whose agents have just refused a sandbox, by its id. `now` is UTC in
+        seconds.
+        """
+        seen = self._seen()
+        if not wanted and not self._paused and not seen.paused and not self._displacer.victims:
+            return []
+        self._follow(seen)
+        first = self._displacer.follow(seen, wanted, now)
+        held = self._displacer.held
+        trying = [binding for binding in wanted if binding.id not in held]
+        decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
+        members = Counter(unit_of(binding) for binding in trying)
+        # who was refused by an agent a moment ago is tried again first
+        unplaced = [
+            (binding, request_of(binding))
+            for binding, decision in decided
+            if not decision.node and not avoid.get(binding.id)
+        ]
+        told = self._displacer.ask(self._displacer.units(unplaced, members), seen, now)
+        waits = [(binding, Decision(binding.id)) for binding in wanted if binding.id in held]
+        told |= {binding.id: self._displacer.hindrance(binding.id) for binding, _ in waits}
+        return [
+            (b, replace(one, refusals=(told[b.id], *one.refusals)) if b.id in told else one)
+            for b, one in (*decided, *waits)
+        ]
+
+    def _seen(self) -> Seen:
+        bound = {binding.id: binding for binding in self._state.live()}
+        told = ((id_, self._fleet.status(id_, one.node)) for id_, one in bound.items())
+        states = {id_: status.state for id_, status in told if status is not None}
+        paused = frozenset(id_ for id_, one in states.items() if one is SandboxState.PAUSED)
+        return Seen(bound, states, paused)
+
+    def _follow(self, seen: Seen) -> None:
+        """Bring view and ledger in line with bind log and agents."""
+        planner = self._planner
+        planner.sync(
+            self._fleet.nodes(), self._tenants(), seen.bound.values(), self._displacer.held
+        )
+        before, self._paused = self._paused, self._displacer.counted_paused(seen)
+        resting.follow(planner.view, planner.ledger, before, self._paused)

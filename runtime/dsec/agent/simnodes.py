@@ -22,7 +22,7 @@ from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError, replace_durably
 from dsec.agent.substrates.simulated import PROFILES, SimulatedSubstrate
 from dsec.api.base import Model
-from dsec.world import logs
+from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 
 PLAN, REPORT, TOKENS = "plan.json", "report.json", "tokens"
@@ -185,6 +185,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m dsec.agent.simnodes DIRECTORY\n")
         return 2
     logs.configure()
+    heap.settle()
     try:
         return asyncio.run(run(Path(sys.argv[1])))
     except (ValueError, OSError, StateError, SpoolError) as error:

@@ -19,7 +19,7 @@ from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.metrics import build_metrics
 from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
-from dsec.world import logs
+from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkPlain, NetworkTls
 from dsec.world.kube import connect
@@ -138,6 +138,7 @@ async def trusted(objects: S3Objects, clock: SystemClock) -> None:
 def main() -> int:
     """Run the program; every expected failure is a sentence on standard error."""
     logs.configure()
+    heap.settle()
     try:
         settings = load()
         logs.configure(settings.config.log_level)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from datetime import datetime
+from functools import lru_cache
 
 from ulid import ULID
 
@@ -45,8 +46,6 @@ def keyed_binding(
 
     `image` is what the sandbox uses; a repeat of the key is known by what was asked.
     """
-    body = {"project": project, **create.model_dump(mode="json", exclude={"key"})}
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     spec = SandboxSpec(
         identity=Identity(id=sandbox, tenant=tenant, project=project, correlation_id=correlation),
         image=image,
@@ -63,7 +62,7 @@ def keyed_binding(
     return Binding(
         tenant=tenant,
         key=create.key,
-        body_hash=digest,
+        body_hash=_digest(project, create.model_dump_json(exclude={"key"})),
         id=sandbox,
         spec=spec,
         at=now,
@@ -73,6 +72,13 @@ def keyed_binding(
             simulated=asked == "true",
         ),
     )
+
+
+@lru_cache(maxsize=256)
+def _digest(project: str, create: str) -> str:
+    """Return what a repeat of a key must have asked again; a batch asks the same many times."""
+    body = {"project": project, **json.loads(create)}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def replica_resources(role: Role) -> Resources:

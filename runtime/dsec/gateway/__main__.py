@@ -15,7 +15,7 @@ from dsec.gateway import ca
 from dsec.gateway.app import build_app, build_metrics, build_webhook
 from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.rules import Settings
-from dsec.world import logs
+from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkTls
 from dsec.world.kube import connect
@@ -91,6 +91,7 @@ def _webhook_tls(settings: RoleSettings) -> ssl.SSLContext:
 def main() -> int:
     """Run the program; every expected failure is a sentence on standard error."""
     logs.configure()
+    heap.settle()
     try:
         settings = load()
         logs.configure(settings.config.log_level)

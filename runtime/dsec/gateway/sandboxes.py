@@ -27,7 +27,8 @@ async def create(call: Call) -> Response:
             batch=batch,
         )
     )
-    return JSONResponse(answers.wire())
+    text = answers.model_dump_json(by_alias=True, exclude_none=True)
+    return Response(text, media_type="application/json")
 
 
 def _check_sizes(batch: CreateBatch) -> None:

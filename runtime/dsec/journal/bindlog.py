@@ -15,12 +15,11 @@ settled by reading the segment back.
 import asyncio
 import json
 import zlib
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import structlog
 
+from dsec.api.base import WireModel
 from dsec.journal.bindings import Bindings, Row
 from dsec.world.clock import Clock
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
@@ -48,8 +47,7 @@ class FencedError(Exception):
     """Another leader of a higher epoch writes the log; this process must stop deciding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(WireModel):
     """One object of the log."""
 
     epoch: int
@@ -59,18 +57,13 @@ class Segment:
 
 def encode(segment: Segment) -> bytes:
     """Return a segment as compressed JSON."""
-    data = {
-        "epoch": segment.epoch,
-        "writer": segment.writer,
-        "rows": [row.wire() for row in segment.rows],
-    }
-    return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 1)
+    text = segment.model_dump_json(by_alias=True, exclude_none=True)
+    return zlib.compress(text.encode(), 1)
 
 
 def decode(data: bytes) -> Segment:
     """Return the segment of an object's content."""
-    raw: dict[str, Any] = json.loads(zlib.decompress(data))
-    return Segment(raw["epoch"], raw["writer"], [Row.model_validate(row) for row in raw["rows"]])
+    return Segment.model_validate_json(zlib.decompress(data))
 
 
 def segment_key(number: int) -> str:
@@ -170,7 +163,7 @@ class BindLog(BindLogReader):
                 # the next number may be one that was removed: writing it would fork the log
                 raise FencedError("the log went on while this process waited")
             self.epoch = epoch
-            while not await self._try_append(Segment(epoch, self._writer, [])):
+            while not await self._try_append(Segment(epoch=epoch, writer=self._writer, rows=[])):
                 # an earlier leader got this number; it is fenced by the next one
                 await self.refresh()
                 if self.state.epoch >= epoch:
@@ -190,7 +183,9 @@ class BindLog(BindLogReader):
                 await self.refresh()
                 if await self._behind():
                     raise FencedError("the log went on while this process stood still")
-            if not await self._try_append(Segment(self.epoch, self._writer, rows)):
+            if not await self._try_append(
+                Segment(epoch=self.epoch, writer=self._writer, rows=rows)
+            ):
                 raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
             self._since_snapshot += 1
 

@@ -379,9 +379,13 @@ class Ledger:
         if rest:
             refused = self.admit(rest[0])
             found.append(refused)
-            # a softer class may still have room; without one the rest are refused alike
-            softer = refused.booked and len(rest) > 1
-            found += self.admit_each(rest[1:]) if softer else [refused] * (len(rest) - 1)
+            if refused.booked and len(rest) > 1:
+                # a softer class had room, and may have more
+                softer = refused.booked[0].task_class
+                rest = [replace(entry, task_class=softer) for entry in rest[1:]]
+                found += self._admit_run(rest)
+            else:
+                found += [refused] * (len(rest) - 1)
         return found
 
     def _replace(self, entry: Entry) -> None:

@@ -5,6 +5,7 @@ The leader calls it on what waits, in the order of the queues; a replay calls it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from dsec.placement.accounts import QuotaError
 from dsec.placement.engine import place
@@ -49,15 +50,18 @@ def decide(
             raise QuotaError(
                 f"gang {name}: members of tenants {', '.join(tenants)}; one is allowed"
             )
+    before = {one.entry.id for one in wanted if one.entry.id in ledger.entries}
     over: dict[str, tuple[Refusal, ...]] = {}
-    counted: set[str] = set()
-    for members in gangs.values():
-        before = {member.entry.id for member in members if member.entry.id in ledger.entries}
-        refusals = ledger.admit(*(member.entry for member in members)).refusals
-        if refusals:
-            over |= dict.fromkeys((member.request.id for member in members), refusals)
+    for single, units in groupby(gangs.values(), lambda members: len(members) == 1):
+        run = [[member.entry for member in members] for members in units]
+        if single:
+            answers = ledger.admit_each([entry for (entry,) in run])
         else:
-            counted |= {member.entry.id for member in members} - before
+            answers = [ledger.admit(*entries) for entries in run]
+        for entries, answer in zip(run, answers, strict=True):
+            if answer.refusals:
+                over |= dict.fromkeys((entry.id for entry in entries), answer.refusals)
+    counted = {one.entry.id for one in wanted if one.request.id not in over} - before
     admitted = [one.request for one in wanted if one.request.id not in over]
     placed = place(
         view, admitted, mix=mix, weights=weights or Weights(), record=record, learn=learn

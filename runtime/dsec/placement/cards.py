@@ -174,7 +174,7 @@ class ClientChooser(Chooser):
         super().__init__(view, derived, potential, static, asked)
         self._codes = potential.codes_for(view, self.bit)
         self._usable_of: dict[int, list[tuple[int, int, int]]] = {}
-        shapes = {number: self._shape(number) for number in static.kinds}
+        shapes = self._shapes = {number: self._shape(number) for number in static.kinds}
         millis = {milli for milli, _ in shapes.values()} or {WHOLE + 1}
         memories = {memory for _, memory in shapes.values()} or {0}
         self._milli: int | Ints = millis.pop() if len(millis) == 1 else self._by_kind(shapes, 0)
@@ -229,10 +229,11 @@ class ClientChooser(Chooser):
 
     def _rule_out(self, rows: Ints, each: Floats) -> None:
         """Mark the cards that lack memory, have their most clients, or are of another make."""
-        cards, memory = self.view.cards, self._memory
-        if isinstance(memory, np.ndarray):
-            memory = memory[self.derived.kind[rows]]
-        if isinstance(memory, np.ndarray) or memory:
+        cards = self.view.cards
+        if self.view.uneven or self.asked.gpu_memory or self.asked.gpu_shares:
+            memory = self._memory
+            if isinstance(memory, np.ndarray):
+                memory = memory[self.derived.kind[rows]]
             np.copyto(each, NEVER, where=cards[_MEMORY][rows] < memory)
         if self.asked.gpu_clients:
             np.copyto(each, NEVER, where=cards[_COUNT][rows] >= self.asked.gpu_clients)
@@ -273,7 +274,7 @@ class ClientChooser(Chooser):
         if known is None:
             suits = self.static.suits
             known = self._usable_of[scratch.profile] = [
-                (number, *self._shape(kind))
+                (number, *self._shapes[kind])
                 for number, kind in enumerate(self.derived.kinds_of(scratch.profile))
                 if suits is None or suits.item(scratch.row, number)
             ]

@@ -41,6 +41,8 @@ def place(
     comes; with `learn` it is told of these requests. `record` adds the parts of the chosen
     nodes' costs. Gangs take the place of their first member and are placed whole or not at all.
     """
+    if len(requests) == 1 and not requests[0].gang and not requests[0].near:
+        return place_class(view, requests, mix=mix, weights=weights, record=record, learn=learn)
     decisions: list[Decision | None] = [None] * len(requests)
     units: dict[str, list[int]] = {}
     for position, request in enumerate(requests):

@@ -80,6 +80,7 @@ class ClusterView:
         "profiles",
         "totals",
         "touched",
+        "uneven",
     )
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -110,6 +111,9 @@ class ClusterView:
         """No node has less free than this, in the columns of `SELDOM`."""
         self.generation = 0
         """Grows with every change of descriptions, never repeats."""
+        self.uneven = False
+        """Some client took another part of a card's memory than of its milli. Until then a card
+        with enough milli has enough memory."""
         self.touched: set[int] = set()
         """Rows whose figures have changed since the engine last looked."""
         self.cache: Forkable | None = None
@@ -152,6 +156,7 @@ class ClusterView:
 
     def _redescribe(self, node: Node) -> None:
         row = self._rows[node.name]
+        self.uneven = self.uneven or bool(self._on.get(node.name))
         # lists are shared with forks: replaced, never changed in place
         self.described = [*self.described]
         self.described[row] = node
@@ -358,6 +363,8 @@ class ClusterView:
     ) -> None:
         """Enter a booking that fits; the caller stores the scratch afterwards."""
         scratch.take(amounts, claims, request.stage)
+        if claims and (request.resources.gpu_memory_bytes or request.resources.gpu_shares):
+            self.uneven = True
         name = decision.node
         self._bookings[request.id] = Booking(
             request, name, decision.devices, decision.cpus, amounts, claims
@@ -486,6 +493,7 @@ class ClusterView:
         other.profile = self.profile.copy()
         other.generation = self.generation
         other.floors = list(self.floors)
+        other.uneven = self.uneven
         other.touched = set(self.touched)
         other.cache = self.cache.fork() if self.cache else None
         return other

@@ -54,18 +54,13 @@ class Collector:
         history: HistoryWriter,
         *,
         changed: Callable[[Sequence[Binding]], None],
-        displaced_for: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`changed` is told of every binding whose state moved.
-
-        `displaced_for` returns the key of the work that a sandbox made room for.
-        """
+        """`changed` is told of every binding whose state moved."""
         self._log = bind_log
         self._objects = objects
         self._clock = clock
         self._history = history
         self._changed = changed
-        self._displaced_for = displaced_for
         self._batch = 0
         self._ending = asyncio.Lock()
 
@@ -131,7 +126,6 @@ class Collector:
                         id=status.identity.id,
                         reason=status.end.reason if status.end else EndReason.INFRASTRUCTURE,
                         result=where[status.identity.id],
-                        behind=self._displaced_for(status.identity.id),
                     )
                     for status in members
                 ]

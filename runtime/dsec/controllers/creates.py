@@ -190,13 +190,15 @@ class Placer:
             wanted = [*self._log.state.waiting(), *fresh, *self._candidates()]
             self._forget(wanted)
             rows = self._decide(wanted, {binding.id for binding in fresh})
-            await self._log.append(rows)
+            # a stop is recorded before its agent is called: the next leader knows of it, too
+            await self._log.append([*rows, *self.displacer.stops()])
         except BaseException:
             for submission in submissions:
                 submission.done.cancel()
             raise
         bound = [self._log.state.by_id[i] for i in (_id(row) for row in rows if row.kind == "bind")]
         self._announce(bound)
+        self.displacer.send()
         for submission in submissions:
             if not submission.done.done():
                 submission.done.set_result(None)
@@ -254,7 +256,7 @@ class Placer:
                     )
                 )
             elif decision.node:
-                binding.node, binding.bound_at = decision.node, now
+                binding.node, binding.bound_at, binding.behind = decision.node, now, ""
                 binding.spec.devices = list(decision.devices)
                 rows.append(Row(kind="bind", at=now, binding=binding))
             else:

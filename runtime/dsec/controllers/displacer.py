@@ -2,15 +2,14 @@
 
 After each round, work that found no place asks `preemption.plan`; victims are told once, through
 their agents; the room of whoever they leave for is held meanwhile. All of it is soft: what counts
-is in the bind log (who ended, for whom) and with the agents (who is paused, who is on its way out).
-A new leader reads both before it displaces or resumes anybody, so nothing is done twice.
+is in the bind log (who has to stop, for whom) and with the agents (who is paused, who is on its way
+out). A new leader reads both before it displaces or resumes anybody, so nothing is done twice.
 
 Agents cannot save the state of a sandbox yet, so the step `sync` is left out and history says so.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
@@ -18,12 +17,12 @@ import structlog
 from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.controllers import resting
+from dsec.controllers.asking import Seen, Unit, key_of, name_of
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.planner import Planner, unit_of
-from dsec.journal.bindings import Binding, Bindings
+from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.displacing import Displacing
-from dsec.placement.entries import Entry, alike
 from dsec.placement.plans import Asking, Displacement, Plan, PreemptionPolicy, Step
 from dsec.placement.preemption import plan
 from dsec.placement.preemption_words import Hindrance
@@ -51,30 +50,6 @@ NO_SYNC = "its agent cannot save the state of a sandbox"
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What is recorded now: live bindings with a node by id, and what agents say of each."""
-
-    bound: Mapping[str, Binding]
-    states: Mapping[str, SandboxState]
-    paused: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Waiting work that found no place in a round, whole, with why not."""
-
-    bindings: Sequence[Binding]
-    requests: tuple[Request, ...]
-    entries: tuple[Entry, ...]
-    since: float
-
-    @property
-    def first(self) -> Binding:
-        """The one that it is named after."""
-        return self.bindings[0]
-
-
 class Displacer:
     """Of one term; called by the placer, within its rounds."""
 
@@ -97,7 +72,9 @@ class Displacer:
         self._under = Displacing(planner.view, planner.ledger, policy)
         self._started = clock.monotonic()
         self._began: dict[str, datetime] = {}
-        self._for: dict[str, Binding] = {}
+        self._for: dict[str, Binding | None] = {}
+        self._stops: list[str] = []
+        self._pauses: list[str] = []
         self._resuming: dict[str, float] = {}
         self._waits: dict[tuple[str, str], float] = {}
         self._refused: dict[str, tuple[Refusal, float]] = {}
@@ -124,11 +101,6 @@ class Displacer:
         """Return whether news of these may let somebody start, or go on."""
         return any(id_ in self._under.victims or id_ in self._resuming for id_ in ids)
 
-    def behind(self, sandbox: str) -> str:
-        """Return the key of the work that a sandbox was asked to make room for; empty: of none."""
-        asker = self._for.get(sandbox)
-        return f"{asker.tenant}/{asker.key}" if asker else ""
-
     def turned_down(self, sandbox: str, why: str) -> None:
         """Take note that an agent did not pause or resume a sandbox.
 
@@ -139,7 +111,43 @@ class Displacer:
         binding = self._state.by_id.get(sandbox)
         if victim is not None and not victim.stops and binding is not None and binding.live:
             log.info("cannot be paused, so it is stopped", sandbox=sandbox, why=why)
-            self._stop(binding)
+            self._under.stops(sandbox)
+            self._stops.append(sandbox)
+
+    # ------------------------------------------------------------------ around the append
+
+    def stops(self) -> list[Row]:
+        """Return the rows that record who has to stop, and for whom."""
+        now = self._clock.now()
+        return [
+            Row(
+                kind="bind",
+                at=now,
+                id=binding.id,
+                node=binding.node,
+                devices=binding.spec.devices,
+                behind=key_of(asker),
+            )
+            for binding in map(self._state.by_id.get, self._stops)
+            if binding is not None
+            and binding.live
+            and not binding.behind
+            and (asker := self._for.get(binding.id)) is not None
+        ]
+
+    def send(self) -> None:
+        """Tell the agents; called once the rows are recorded."""
+        stops, pauses, self._stops, self._pauses = self._stops, self._pauses, [], []
+        for id_ in stops:
+            victim = self._state.by_id.get(id_)
+            if victim is not None and victim.live and victim.node:
+                message = self._words(victim, "stopped")
+                self._dispatcher.stop(victim.node, id_, EndReason.PREEMPTED, message)
+        for id_ in pauses:
+            victim = self._state.by_id.get(id_)
+            if victim is not None and victim.live and victim.node:
+                message = self._words(victim, "paused")
+                self._dispatcher.turn(victim.node, id_, pause=True, message=message)
 
     # ------------------------------------------------------------------ before a round
 
@@ -149,6 +157,7 @@ class Displacer:
         The planner has followed `seen` before. `waiting` has all that waits, `now` is UTC in
         seconds.
         """
+        self._adopt(seen, waiting)
         for id_, victim in list(self._under.victims.items()):
             binding = seen.bound.get(id_)
             rests = not victim.stops and seen.states.get(id_) is SandboxState.PAUSED
@@ -168,6 +177,17 @@ class Displacer:
             self._under.drop(ready.asking.id)
             first.append(ready.asking.requests[0].gang or ready.asking.id)
         return first
+
+    def _adopt(self, seen: Seen, waiting: Iterable[Binding]) -> None:
+        """Take over the victims that an earlier leader recorded: it may not have told them."""
+        new = [b for b in seen.bound.values() if b.behind and b.id not in self._under.victims]
+        if not new:
+            return
+        askers = {key_of(binding): binding for binding in waiting}
+        for binding in new:
+            self._under.victims[binding.id] = Displacement(binding.id, binding.node, (Step.STOP,))
+            self._for[binding.id] = askers.get(binding.behind)
+            self._stops.append(binding.id)
 
     def _gone(self, victim: str, *, paused: bool) -> None:
         self._under.gone(victim)
@@ -192,7 +212,7 @@ class Displacer:
         A new leader believes what is recorded; what comes later waits since it was first seen: a
         replica that is added to an old experiment has not waited as long as that is old.
         """
-        young = not self._settled
+        young = not self.settled
         self._began = {one: at for one, at in self._began.items() if one in self._under.plans}
         self._waits = {
             (b.tenant, b.key): self._waits.get(
@@ -202,7 +222,8 @@ class Displacer:
         }
 
     @property
-    def _settled(self) -> bool:
+    def settled(self) -> bool:
+        """Whether this leader knows by now who waits."""
         return self._clock.monotonic() - self._started >= SETTLED_SECONDS
 
     def _resume(self, seen: Seen, waiting: Sequence[Binding], now: float) -> None:
@@ -213,7 +234,7 @@ class Displacer:
             if until > now and seen.states.get(id_) is SandboxState.PAUSED
         }
         paused = self.counted_paused(seen)
-        if not self._settled or not paused:
+        if not self.settled or not paused:
             return
         held = self.held
         free = [binding for binding in waiting if binding.id not in held]
@@ -259,7 +280,7 @@ class Displacer:
         What waits with more than normal priority is told why it displaces nobody; what displaces
         somebody from now on is told whom it waits for.
         """
-        if not self._settled:
+        if not self.settled:
             return {}
         soft = any(consents(entry) for entry in self._planner.ledger.entries.values())
         found: dict[str, Refusal] = {}
@@ -270,7 +291,7 @@ class Displacer:
             waited = now - unit.since
             if made >= PLANS or not (soft or told):
                 continue
-            kind = self._kind(unit, now - unit.since)
+            kind = unit.kind(self._policy, now)
             if kind not in self._refused:
                 made += 1
                 outcome = self._plan(unit, seen, now)
@@ -303,19 +324,6 @@ class Displacer:
             if len(group) == members[name]
         ]
 
-    def _kind(self, unit: Unit, waited: float) -> str:
-        """Return what decides about a plan besides ids: what is refused once is refused again."""
-        first, request, policy = unit.entries[0], unit.requests[0], self._policy
-        return repr(
-            (
-                [alike(entry) for entry in unit.entries],
-                (first.priority, first.queue),
-                (request.resources, request.labels, request.pools, request.gpu_model),
-                request.simulated,
-                (waited >= policy.preempt_after_s, waited >= policy.reclaim_after_s),
-            )
-        )
-
     def _plan(self, unit: Unit, seen: Seen, now: float) -> Plan | tuple[Refusal, ...]:
         out = {id_: True for id_, state in seen.states.items() if state in LEAVING}
         asking = Asking(unit.requests, unit.entries, unit.since)
@@ -333,10 +341,9 @@ class Displacer:
         if not made.displacements and not made.after:
             return  # it has room, and is only kept back for somebody else
         for id_ in made.after:
-            # on its way out for a reason of its own, or for an earlier leader's
+            # on its way out for a reason of its own
             node = seen.bound[id_].node if id_ in seen.bound else ""
             self._under.victims.setdefault(id_, Displacement(id_, node, (Step.STOP,)))
-            self._for.setdefault(id_, unit.first)
         asked = self._under.start(made, now)
         if made.asking.id not in self._under.plans:
             return
@@ -346,19 +353,8 @@ class Displacer:
             self._for[one.id] = asker
         if asked:
             self._tell(unit, asked, now)
-        for one in asked:
-            victim = seen.bound[one.id]
-            if one.stops:
-                self._stop(victim)
-            else:
-                self._dispatcher.turn(
-                    victim.node, victim.id, pause=True, message=self._words(victim, "paused")
-                )
-
-    def _stop(self, victim: Binding) -> None:
-        self._under.stops(victim.id)
-        message = self._words(victim, "stopped")
-        self._dispatcher.stop(victim.node, victim.id, EndReason.PREEMPTED, message)
+        self._stops += [one.id for one in asked if one.stops]
+        self._pauses += [one.id for one in asked if not one.stops]
 
     def _words(self, victim: Binding, how: str) -> str:
         name = name_of(self._for.get(victim.id), victim.tenant)
@@ -387,14 +383,3 @@ class Displacer:
             correlationId=asker.spec.identity.correlation_id,
         )
         log.info("displacing", asker=asker.id, victims=[one.id for one in asked])
-
-
-def name_of(asker: Binding | None, tenant: str) -> str:
-    """Return the words for work that displaces: to another tenant only whose it is."""
-    if asker is None:
-        return "work that may ask for its place"
-    identity = asker.spec.identity
-    if asker.tenant != tenant:
-        return f"work of tenant {asker.tenant} (priority {asker.priority})"
-    name = f"{identity.project}/{identity.experiment}" if identity.experiment else asker.key
-    return f"{name} (priority {asker.priority})"

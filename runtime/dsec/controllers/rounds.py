@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.tenant import TenantSpec
 from dsec.controllers import resting
-from dsec.controllers.displacer import Displacer, Seen
+from dsec.controllers.asking import Seen
+from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.planner import Planner, request_of, unit_of
 from dsec.journal.bindings import Binding, Bindings
+from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision
 
 
@@ -47,7 +50,9 @@ class Rounds:
         self._follow(seen)
         first = self._displacer.follow(seen, wanted, now)
         held = self._displacer.held
-        trying = [binding for binding in wanted if binding.id not in held]
+        # in a new term those that displaced work is behind may not have asked yet
+        early = set() if self._displacer.settled else {b.id for b in wanted if b.behind}
+        trying = [b for b in wanted if b.id not in held and b.id not in early]
         decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
         members = Counter(unit_of(binding) for binding in trying)
         # who was refused by an agent a moment ago is tried again first
@@ -59,6 +64,8 @@ class Rounds:
         told = self._displacer.ask(self._displacer.units(unplaced, members), seen, now)
         waits = [(binding, Decision(binding.id)) for binding in wanted if binding.id in held]
         told |= {binding.id: self._displacer.hindrance(binding.id) for binding, _ in waits}
+        late = (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
+        waits += [(b, Decision(b.id, refusals=late)) for b in wanted if b.id in early - held]
         return [
             (b, replace(one, refusals=(told[b.id], *one.refusals)) if b.id in told else one)
             for b, one in (*decided, *waits)

@@ -78,14 +78,7 @@ class Term:
         self.history = history
         self.caches = {kind: Cache(world.records, kind, clock) for kind in KINDS}
         self.fleet = Fleet(world.network, clock, self._answered)
-        self.collector = Collector(
-            bind_log,
-            world.objects,
-            clock,
-            history,
-            changed=self._changed,
-            displaced_for=self._displaced_for,
-        )
+        self.collector = Collector(bind_log, world.objects, clock, history, changed=self._changed)
         self.dispatcher = Dispatcher(
             bind_log.epoch,
             bind_log.state,
@@ -237,9 +230,6 @@ class Term:
 
     def _unturned(self, sandbox: str, why: str) -> None:
         self.placer.displacer.turned_down(sandbox, why)
-
-    def _displaced_for(self, sandbox: str) -> str:
-        return self.placer.displacer.behind(sandbox)
 
     async def _unsendable(self, binding: Binding, why: str) -> None:
         status = closed_status(binding, EndReason.START_FAILED, why, self.world.clock)

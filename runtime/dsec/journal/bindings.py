@@ -62,7 +62,8 @@ class Binding(WireModel):
     gang: str = ""
     priority: int = Field(default=0, description="Higher is placed first.")
     behind: str = Field(
-        default="", description="Tenant and key of the work that it was displaced for."
+        default="",
+        description="Tenant/key of the work that it leaves for, has left for, or waits behind.",
     )
     patience: float = Field(default=PATIENCE, description="Seconds of silence until given up.")
 
@@ -76,8 +77,9 @@ class Row(WireModel):
     """One entry of a segment.
 
     kinds: `want` (a key has an id, no node yet), `bind` (a key has an id and a node; again for the
-    same id: another node), `end` (with typed reason and the object holding the final status),
-    `forget` (an experiment is gone: its ended bindings may be dropped).
+    same id: another node, or the same one, which it has to leave), `end` (with typed reason and
+    the object holding the final status), `forget` (an experiment is gone: its ended bindings may
+    be dropped).
     """
 
     kind: str = Field(pattern="^(want|bind|end|forget)$")
@@ -89,7 +91,7 @@ class Row(WireModel):
     reason: EndReason | None = None
     result: str = ""
     experiment_uid: str = ""
-    behind: str = Field(default="", description="With the end of displaced work: as in Binding.")
+    behind: str = Field(default="", description="With `bind`: it has to leave its node for this.")
 
 
 class Bindings:
@@ -210,6 +212,9 @@ class Bindings:
         binding = self.by_id.get(row.id)
         if binding is None or binding.ended_at is not None:
             return
+        binding.behind = row.behind
+        if row.behind and row.node == binding.node:
+            return
         self._unplace(binding)
         binding.node = row.node
         binding.bound_at = row.at if row.node else None
@@ -224,7 +229,6 @@ class Bindings:
         binding.ended_at = row.at
         binding.reason = row.reason
         binding.result = row.result
-        binding.behind = row.behind
 
     def _forget(self, uid: str) -> None:
         for binding in self.of_experiment(uid):

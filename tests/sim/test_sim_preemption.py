@@ -1,0 +1,320 @@
+"""W-16 and its neighbours on a running leader: who gives way, for whom, when, and only once."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dsec.agent.substrates.simulated import Profile, SimulatedSubstrate
+from dsec.controllers.metrics import text
+from dsec.journal.history import Question, read
+from dsec.world.substrate import SubstrateError
+from sim_world import Sim
+
+EIGHT = Profile(
+    name="eight", cpu_milli=8000, memory_bytes=64 << 30, boot=(0.01, 0.05), register=(0.01, 0.05)
+)
+ROLE = {
+    "name": "worker",
+    "image": "base",
+    "nodeLabels": {"dsec.dev/simulated": "true"},
+}
+
+
+async def submit(sim: Sim, name: str, *, project: str = "lab", **asked: Any) -> str:
+    """Submit one role of replicas; return the uid."""
+    role = ROLE | {
+        "replicas": asked.pop("replicas", 1),
+        "resources": {"cpuMilli": asked.pop("cpu", 8000), "memoryBytes": 1 << 28},
+    }
+    document = {
+        "apiVersion": "dsec.dev/v1alpha1",
+        "kind": "Experiment",
+        "metadata": {"name": name},
+        "spec": {"roles": [role], **asked},
+    }
+    made = await sim.client.post(
+        f"/v1/projects/{project}/experiments", content=json.dumps(document)
+    )
+    assert made.status_code == 201, made.text
+    uid: str = made.json()["metadata"]["uid"]
+    return uid
+
+
+def copies(sim: Sim, uid: str) -> list[tuple[int, str]]:
+    """Return (incarnation, state) of the live copies of an experiment, as the agents have them."""
+    return sorted(
+        (entry.spec.identity.incarnation, entry.status.state.value)
+        for agent in sim.agents.values()
+        for entry in agent.core
+        if entry.live and entry.spec.identity.experiment_uid == uid
+    )
+
+
+async def rows(sim: Sim, kind: str) -> list[Any]:
+    """Return the history rows of a kind."""
+    await sim.clock.sleep(1)
+    return [row async for row in read(sim.objects, Question(kind=kind))]
+
+
+def displacer(sim: Sim) -> Any:
+    """Return what displaces, of the leader."""
+    leader = sim.leader()
+    assert leader is not None
+    assert leader.controller.term is not None
+    return leader.controller.term.placer.displacer
+
+
+def metrics(sim: Sim) -> str:
+    """Return what the leader's scrape endpoint says."""
+    leader = sim.leader()
+    assert leader is not None
+    return text(leader.controller).decode()
+
+
+async def started(sim: Sim, nodes: int = 1) -> None:
+    """Start a leader and nodes of eight cores; wait until it may displace."""
+    sim.start_controller()
+    for n in range(nodes):
+        await sim.add_node(f"n{n}", EIGHT)
+    await sim.ready(nodes=nodes)
+    await sim.clock.sleep(12)
+
+
+async def shared(sim: Sim) -> None:
+    """Start with two tenants that own half of one node each; `research` may borrow the rest."""
+    quota = {"nominal": {"cpuMilli": 4000}}
+    tenant = await sim.records.get("Tenant", "research")
+    tenant["spec"]["quota"] = quota | {"ceiling": {"cpuMilli": 8000}}
+    await sim.records.replace(tenant)
+    owner = {"projects": ["own"], "quota": quota}
+    await sim.records.create({"kind": "Tenant", "metadata": {"name": "owner"}, "spec": owner})
+    await started(sim)
+
+
+@pytest.mark.parametrize(("task_class", "how"), [("pausable", "pause"), ("preemptible", "stop")])
+def test_w16_a_consenting_victim_gives_way_after_a_minute_and_comes_back(
+    simulate: Callable[..., None], task_class: str, how: str
+) -> None:
+    """Nothing at 59 s; then it is paused or stopped, the other one runs, and it comes back."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim)
+            low = await submit(sim, "low", taskClass=task_class, priority="low")
+            await sim.until(lambda: copies(sim, low) == [(1, "running")], 20)
+            begun = sim.clock.monotonic()
+            high = await submit(sim, "high", priority="high")
+            await sim.clock.sleep(59 - (sim.clock.monotonic() - begun))
+            assert copies(sim, low) == [(1, "running")]
+            assert await rows(sim, "preempting") == []
+            gone = [(1, "paused")] if how == "pause" else []
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 30)
+            assert sim.clock.monotonic() - begun < 75
+            assert copies(sim, low) == gone
+            (asking,) = await rows(sim, "preempting")
+            assert (asking.experiment, asking.body["waited"] >= 60) == ("high", True)
+            assert [one["steps"] for one in asking.body["victims"]] == [[how]]
+            assert "sync" in asking.body["skipped"]
+            (done,) = await rows(sim, "preempted")
+            assert (done.experiment, done.body["synced"]) == ("low", False)
+            assert "lab/high (priority 1)" in done.body["why"]
+            await sim.clock.sleep(30)
+            assert copies(sim, low) == gone, "it does not take its place back"
+            words = (await sim.client.get("/v1/projects/lab/experiments/low/describe")).json()
+            assert "lab/high" in json.dumps(words) or how == "stop"
+            await sim.client.delete("/v1/projects/lab/experiments/high")
+            back = [(1, "running")] if how == "pause" else [(2, "running")]
+            await sim.until(lambda: copies(sim, low) == back, 30)
+            resumed = await rows(sim, "resumed")
+            assert len(resumed) == (1 if how == "pause" else 0)
+            told = "paused" if how == "pause" else "stopped"
+            assert f'dsec_controller_displaced_total{{how="{told}"}} 1.0' in metrics(sim)
+
+    simulate(scenario)
+
+
+def test_nobody_leaves_without_consent_and_the_waiting_one_says_so(
+    simulate: Callable[..., None],
+) -> None:
+    """With guaranteed work alone, high priority waits for as long as it takes."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim)
+            low = await submit(sim, "low", priority="low")
+            await sim.until(lambda: copies(sim, low) == [(1, "running")], 20)
+            high = await submit(sim, "high", priority="high")
+            await sim.clock.sleep(300)
+            assert (copies(sim, low), copies(sim, high)) == ([(1, "running")], [])
+            told = (await sim.experiment("high"))["status"]["pendingReasons"][0]["message"]
+            assert "nothing of a lower priority that runs is pausable or preemptible" in told
+            assert await rows(sim, "preempting") == []
+
+    simulate(scenario)
+
+
+def test_an_owner_gets_back_what_was_lent(simulate: Callable[..., None]) -> None:
+    """A borrower's guaranteed work above its share gives way at once, and what it owns stays."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await shared(sim)
+            lent = await submit(sim, "lent", replicas=1, cpu=4000)
+            await sim.until(lambda: copies(sim, lent) == [(1, "running")], 20)
+            more = await submit(sim, "more", replicas=2, cpu=2000, priority="high")
+            await sim.until(lambda: copies(sim, more) == [(1, "running")] * 2, 20)
+            begun = sim.clock.monotonic()
+            mine = await submit(sim, "mine", project="own", cpu=2000)
+            await sim.until(lambda: copies(sim, mine) == [(1, "running")], 30)
+            assert sim.clock.monotonic() - begun < 20, "an owner does not wait for a minute"
+            assert copies(sim, lent) == [(1, "running")]
+            assert copies(sim, more) == [(1, "paused"), (1, "running")]
+            await sim.clock.sleep(60)
+            assert copies(sim, more) == [(1, "paused"), (1, "running")]
+            (done,) = await rows(sim, "preempted")
+            assert "work of tenant owner" in done.body["why"]
+            await sim.client.delete("/v1/projects/own/experiments/mine")
+            await sim.until(lambda: copies(sim, more) == [(1, "running")] * 2, 30)
+
+    simulate(scenario)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stops and pauses take half a second."""
+    for name in ("stop", "pause"):
+        act = getattr(SimulatedSubstrate, name)
+
+        async def late(self: SimulatedSubstrate, *args: Any, act: Any = act) -> None:
+            await self._clock.sleep(0.5)
+            await act(self, *args)
+
+        monkeypatch.setattr(SimulatedSubstrate, name, late)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3, 0.55])
+def test_what_an_owner_got_back_is_not_lent_again_by_the_next_leader(
+    simulate: Callable[..., None], after: float
+) -> None:
+    """The borrower has the higher priority and is first in line, but behind whom it left for."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await shared(sim)
+            more = await submit(
+                sim, "more", replicas=2, taskClass="preemptible", priority="high", cpu=4000
+            )
+            await sim.until(lambda: copies(sim, more) == [(1, "running")] * 2, 20)
+            mine = await submit(sim, "mine", project="own", cpu=4000)
+            await sim.until(lambda: displacer(sim).victims, 20, step=0.01)
+            await sim.clock.sleep(after)
+            first = sim.leader()
+            assert first is not None
+            sim.start_controller()
+            await sim.kill(first)
+            await sim.until(lambda: copies(sim, mine) == [(1, "running")], 90)
+            await sim.clock.sleep(60)
+            assert copies(sim, mine) == [(1, "running")]
+            assert copies(sim, more) == [(1, "running")]
+            assert (await sim.experiment("more"))["status"]["roles"][0]["incarnations"] == 0
+            await sim.client.delete("/v1/projects/own/experiments/mine")
+            await sim.until(lambda: copies(sim, more) == [(1, "running"), (2, "running")], 30)
+
+    simulate(scenario)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("task_class", ["pausable", "preemptible"])
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3, 0.55])
+def test_a_leader_killed_amid_a_displacement_has_one_effect(
+    simulate: Callable[..., None], after: float, task_class: str
+) -> None:
+    """Two victims would do; whatever the first leader got done, the next one takes no second."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim, nodes=2)
+            low = await submit(sim, "low", taskClass=task_class, priority="low", replicas=2)
+            await sim.until(lambda: copies(sim, low) == [(1, "running")] * 2, 20)
+            high = await submit(sim, "high", priority="high")
+            await sim.until(lambda: displacer(sim).victims, 80, step=0.01)
+            await sim.clock.sleep(after)
+            first = sim.leader()
+            assert first is not None
+            sim.start_controller()
+            await sim.kill(first)
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 120)
+            gone = [(1, "paused")] if task_class == "pausable" else []
+            assert copies(sim, low) == sorted([(1, "running"), *gone])
+            await sim.clock.sleep(90)
+            assert copies(sim, low) == sorted([(1, "running"), *gone])
+            assert copies(sim, high) == [(1, "running")]
+
+    simulate(scenario)
+
+
+def test_a_victim_that_does_not_die_is_given_up(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the deadline the asker takes another one's place, and is not told twice to wait."""
+    stubborn: set[str] = set()
+    stop, destroy = SimulatedSubstrate.stop, SimulatedSubstrate.destroy
+
+    async def sometimes(self: SimulatedSubstrate, sandbox_id: str, grace: float) -> None:
+        stubborn.update([] if stubborn else [sandbox_id])
+        if sandbox_id not in stubborn:
+            await stop(self, sandbox_id, grace)
+
+    async def never(self: SimulatedSubstrate, sandbox_id: str) -> None:
+        if sandbox_id in stubborn:
+            await self._clock.sleep(1e5)
+        await destroy(self, sandbox_id)
+
+    monkeypatch.setattr(SimulatedSubstrate, "stop", sometimes)
+    monkeypatch.setattr(SimulatedSubstrate, "destroy", never)
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim, nodes=2)
+            low = await submit(sim, "low", taskClass="preemptible", priority="low", replicas=2)
+            await sim.until(lambda: copies(sim, low) == [(1, "running")] * 2, 20)
+            high = await submit(sim, "high", priority="high")
+            await sim.until(lambda: stubborn, 80)
+            begun = sim.clock.monotonic()
+            await sim.clock.sleep(5)
+            told = (await sim.experiment("high"))["status"]["pendingReasons"][0]["message"]
+            assert f"displacing {next(iter(stubborn))} since 2026-01-01T00:01" in told
+            await sim.clock.sleep(100)
+            assert copies(sim, high) == []
+            assert len(await rows(sim, "preempting")) == 1
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 60)
+            assert 115 < sim.clock.monotonic() - begun < 140
+            assert len(await rows(sim, "preempting")) == 2
+
+    simulate(scenario)
+
+
+def test_a_node_that_cannot_pause_stops_the_victim(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an agent turns the pause down, the victim is stopped, and starts again later."""
+
+    async def pause(_: SimulatedSubstrate, sandbox_id: str) -> None:
+        raise SubstrateError("infrastructure", f"{sandbox_id}: no freezer")
+
+    monkeypatch.setattr(SimulatedSubstrate, "pause", pause)
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim)
+            low = await submit(sim, "low", taskClass="pausable", priority="low")
+            await sim.until(lambda: copies(sim, low) == [(1, "running")], 20)
+            high = await submit(sim, "high", priority="high")
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 90)
+            assert copies(sim, low) == []
+            (done,) = await rows(sim, "preempted")
+            assert done.body["how"] == "stopped"
+
+    simulate(scenario)

@@ -414,3 +414,14 @@ def test_the_same_id_twice_is_a_mistake() -> None:
     assert second.refusals[0].dimension == "id"
     assert not one(seen, request("s")).node
     assert len(seen.bookings()) == 1
+
+
+def test_descriptions_that_nobody_has_are_forgotten() -> None:
+    """Nodes that change their labels for ever do not fill the memory, and decide as new ones."""
+    seen = view(node("a", 8, 8), node("b", 8, 8))
+    for number in range(300):
+        seen.put(node("a", 8, 8, labels={"turn": str(number)}))
+        assert one(seen, request(f"s{number}", 0.1, labels={"turn": str(number)})).node == "a"
+        seen.release(f"s{number}")
+    assert len(seen.profiles) < 100
+    assert why(one(seen, request("old", labels={"turn": "7"}))) == ["turn"]

@@ -15,6 +15,7 @@ from dsec.placement.asked import Asked
 from dsec.placement.filters import card_suits, mismatch
 from dsec.placement.mix import Mix
 from dsec.placement.potential import UNLEARNED, Potential, groups_of
+from dsec.placement.refusal import Refusal
 from dsec.placement.request import Request
 from dsec.placement.scores import FULL_ORDER, Weights, static_cost
 from dsec.placement.stranding import Floats, Ints
@@ -29,7 +30,8 @@ Key = tuple[object, ...]
 class Verdicts:
     """What filters and static scores say of each profile, for one class of requests."""
 
-    fits: list[bool]
+    why: list[Refusal | None]
+    """None: the filters let it onto such nodes."""
     cost: list[float]
 
 
@@ -54,7 +56,7 @@ class Derived:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
-        self.generation = -1
+        self.generation = self._numbering = -1
         self.watermarked = False
         self.mixed = False
         """Some node has cards of several models."""
@@ -79,7 +81,7 @@ class Derived:
         other._profile_kinds = list(self._profile_kinds)
         other._classes = dict(self._classes)
         other._verdicts = {
-            key: Verdicts(list(one.fits), list(one.cost)) for key, one in self._verdicts.items()
+            key: Verdicts(list(one.why), list(one.cost)) for key, one in self._verdicts.items()
         }
         other.potential = self.potential.fork() if self.potential else None
         return other
@@ -108,6 +110,10 @@ class Derived:
         self.generation = view.generation
         self._classes.clear()
         self._held = None
+        if self._numbering != view.numbering:
+            self._numbering = view.numbering
+            self._verdicts.clear()
+            self._profile_kinds.clear()
         rows = len(view.described)
         self.watermarked = any(
             node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
@@ -137,38 +143,28 @@ class Derived:
         return self._profile_kinds[profile]
 
     def static_class(self, view: ClusterView, request: Request, asked: Asked) -> StaticClass:
-        """Return what filters and static scores say of a request's class."""
-        key = (
-            request.labels,
-            request.tolerations,
-            request.pools,
-            request.isolation,
-            request.features,
-            request.simulated,
-            request.stage,
-            request.gpu_model,
-            request.image,
-            request.datasets,
-            request.segment,
-            request.gpu_slices,
-            asked.mode,
-            min(2, asked.gpus),
-            asked.gpu_memory if asked.mode in EXCLUSIVE else 0,
-        )
+        """Return what filters and static scores say of a request's class, by row."""
+        key = _key(request, asked)
         found = self._classes.get(key)
         if found is None:
             if len(self._classes) >= MOST_CLASSES:
                 self._classes.clear()
                 self._verdicts.clear()
-            found = self._classes[key] = self._class(view, request, asked, key)
+            found = self._classes[key] = self._class(view, request, asked)
         return found
 
-    def _class(self, view: ClusterView, request: Request, asked: Asked, key: Key) -> StaticClass:
-        verdicts = self._verdicts.setdefault(key, Verdicts([], []))
-        for node in view.profiles[len(verdicts.fits) :]:
-            verdicts.fits.append(mismatch(node, request, asked) is None)
+    def verdicts(self, view: ClusterView, request: Request, asked: Asked) -> Verdicts:
+        """Return what filters and static scores say of each profile; new ones are asked about."""
+        verdicts = self._verdicts.setdefault(_key(request, asked), Verdicts([], []))
+        for node in view.profiles[len(verdicts.why) :]:
+            verdicts.why.append(mismatch(node, request, asked))
             verdicts.cost.append(static_cost(node, request, asked, self.weights))
-        mask = np.array(verdicts.fits, dtype=bool)[view.profile]
+        return verdicts
+
+    def _class(self, view: ClusterView, request: Request, asked: Asked) -> StaticClass:
+        verdicts = self.verdicts(view, request, asked)
+        fits = [why is None for why in verdicts.why]
+        mask = np.array(fits, dtype=bool)[view.profile]
         base = self.order
         if any(verdicts.cost):
             base = base + np.array(verdicts.cost)[view.profile]
@@ -180,8 +176,8 @@ class Derived:
             rows = rows[mask[rows]]
         elif not mask.all():
             rows = np.flatnonzero(mask)
-        suits = self._suits(view, request, asked, verdicts)
-        return StaticClass(rows, base, suits, self._kinds(verdicts))
+        suits = self._suits(view, request, asked, fits)
+        return StaticClass(rows, base, suits, self._kinds(fits))
 
     def _local(self, view: ClusterView, request: Request) -> Floats:
         """Return the cost of fetching data sets and image, by row."""
@@ -212,30 +208,51 @@ class Derived:
             cost += self.weights.image * absent
         return cost
 
-    def _kinds(self, verdicts: Verdicts) -> tuple[int, ...]:
+    def _kinds(self, fits: list[bool]) -> tuple[int, ...]:
         found = {
             kind
-            for kinds, fits in zip(self._profile_kinds, verdicts.fits, strict=True)
-            if fits
+            for kinds, good in zip(self._profile_kinds, fits, strict=True)
+            if good
             for kind in kinds
         }
         return tuple(sorted(found))
 
     def _suits(
-        self, view: ClusterView, request: Request, asked: Asked, verdicts: Verdicts
+        self, view: ClusterView, request: Request, asked: Asked, fits: list[bool]
     ) -> NDArray[np.bool_] | None:
         if not asked.mode:
             return None
         per_profile = [
-            [fits and card_suits(card, node, request, asked) for card in node.devices]
-            for node, fits in zip(view.profiles, verdicts.fits, strict=True)
+            [good and card_suits(card, node, request, asked) for card in node.devices]
+            for node, good in zip(view.profiles, fits, strict=True)
         ]
-        if all(all(cards) for cards, fits in zip(per_profile, verdicts.fits, strict=True) if fits):
+        if all(all(cards) for cards, good in zip(per_profile, fits, strict=True) if good):
             return None
         table = np.zeros((len(per_profile), view.cards.shape[2]), dtype=bool)
         for number, cards in enumerate(per_profile):
             table[number, : len(cards)] = cards[: table.shape[1]]
         return np.asarray(table[view.profile])
+
+
+def _key(request: Request, asked: Asked) -> Key:
+    """Return all of a request that filters and static scores look at."""
+    return (
+        request.labels,
+        request.tolerations,
+        request.pools,
+        request.isolation,
+        request.features,
+        request.simulated,
+        request.stage,
+        request.gpu_model,
+        request.image,
+        request.datasets,
+        request.segment,
+        request.gpu_slices,
+        asked.mode,
+        min(2, asked.gpus),
+        asked.gpu_memory if asked.mode in EXCLUSIVE else 0,
+    )
 
 
 def derived_of(view: ClusterView, weights: Weights) -> Derived:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import Asked, amounts_of
+from dsec.placement.derived import Derived
 from dsec.placement.dimensions import BOOKED, LIMIT, NAMES, Column
 from dsec.placement.filters import low, mismatch
 from dsec.placement.lacking import card_shortfalls
@@ -43,13 +44,17 @@ def sorted_out(
 ) -> tuple[Ints, tuple[Refusal, ...]]:
     """Return (rows that the filters leave, the others grouped by the first filter)."""
     every = len(view.described)
+    known = view.cache
+    if isinstance(known, Derived) and known.generation == view.generation:
+        verdicts = known.verdicts(view, request, asked).why
+    else:
+        verdicts = [mismatch(node, request, asked) for node in view.profiles]
     present = np.bincount(view.profile, minlength=len(view.profiles)).tolist()
     suits = np.zeros(len(view.profiles), dtype=bool)
     grouped: dict[_Why, int] = {}
-    for number, node in enumerate(view.profiles):
+    for number, why in enumerate(verdicts):
         if not present[number]:
             continue
-        why = mismatch(node, request, asked)
         if why is None:
             suits[number] = True
         else:

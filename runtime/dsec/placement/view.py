@@ -30,6 +30,8 @@ from dsec.placement.scratch import Marks, Scratch, claim_fits, marks_of, totals
 Ints = NDArray[np.int64]
 _COLUMNS = len(Column)
 _SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
+SPARE_PROFILES = 64
+"""Descriptions beyond two a node that are kept although no node has them any more."""
 SELDOM = (int(Column.PIDS), int(Column.DISK), int(Column.DENSITY))
 """Columns that seldom lack room: a lower bound over all nodes mostly saves comparing them."""
 
@@ -76,6 +78,7 @@ class ClusterView:
         "floors",
         "generation",
         "marks",
+        "numbering",
         "profile",
         "profiles",
         "totals",
@@ -96,6 +99,8 @@ class ClusterView:
         self._profile_numbers: dict[tuple[object, ...], int] = {}
         self.profiles: list[Node] = []
         """One node of each static description: filters look at these, not at every node."""
+        self.numbering = 0
+        """Grows when the numbers of profiles begin anew."""
         self.described: list[Node] = []
         """Descriptions by row."""
         self.marks: list[Marks | None] = []
@@ -192,6 +197,14 @@ class ClusterView:
             self.profiles.append(node)
         return number
 
+    def _renumber(self) -> None:
+        """Forget the descriptions that no node has any more."""
+        self.profiles, self._profile_numbers = [], {}
+        numbers = [self._profile_of(node) for node in self.described]
+        self.profile = np.array(numbers, dtype=np.int64)
+        self.generation += 1
+        self.numbering += 1
+
     def _widen(self, cards: int) -> None:
         lacking = cards - self.cards.shape[2]
         if lacking > 0:
@@ -199,6 +212,8 @@ class ClusterView:
 
     def settle(self) -> None:
         """Bring the arrays up to date with nodes that came and went."""
+        if len(self.profiles) > 2 * len(self._nodes) + SPARE_PROFILES:
+            self._renumber()
         if not self._pending and not self._gone:
             return
         if self._gone:
@@ -491,7 +506,7 @@ class ClusterView:
         other.columns, other.cards = self.columns.copy(), self.cards.copy()
         other.totals = self.totals.copy()
         other.profile = self.profile.copy()
-        other.generation = self.generation
+        other.generation, other.numbering = self.generation, self.numbering
         other.floors = list(self.floors)
         other.uneven = self.uneven
         other.touched = set(self.touched)

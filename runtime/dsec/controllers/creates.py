@@ -191,7 +191,7 @@ class Placer:
             self._forget(wanted)
             rows = self._decide(wanted, {binding.id for binding in fresh})
             # a stop is recorded before its agent is called: the next leader knows of it, too
-            await self._log.append([*rows, *self.displacer.stops()])
+            await self._log.append([*rows, *self.displacer.rows()])
         except BaseException:
             for submission in submissions:
                 submission.done.cancel()

@@ -74,6 +74,7 @@ class Displacer:
         self._began: dict[str, datetime] = {}
         self._for: dict[str, Binding | None] = {}
         self._stops: list[str] = []
+        self._stay: list[str] = []
         self._pauses: list[str] = []
         self._resuming: dict[str, float] = {}
         self._waits: dict[tuple[str, str], float] = {}
@@ -116,23 +117,23 @@ class Displacer:
 
     # ------------------------------------------------------------------ around the append
 
-    def stops(self) -> list[Row]:
-        """Return the rows that record who has to stop, and for whom."""
-        now = self._clock.now()
+    def rows(self) -> list[Row]:
+        """Return what is recorded of who has to stop, for whom, and of who has not after all."""
+        keys = {id_: key_of(asker) for id_ in self._stops if (asker := self._for.get(id_))}
+        keys |= dict.fromkeys(self._stay, "")
+        self._stay = []
+        live = [b for b in map(self._state.by_id.get, keys) if b is not None and b.live]
         return [
             Row(
                 kind="bind",
-                at=now,
+                at=self._clock.now(),
                 id=binding.id,
                 node=binding.node,
                 devices=binding.spec.devices,
-                behind=key_of(asker),
+                behind=keys[binding.id],
             )
-            for binding in map(self._state.by_id.get, self._stops)
-            if binding is not None
-            and binding.live
-            and not binding.behind
-            and (asker := self._for.get(binding.id)) is not None
+            for binding in live
+            if binding.node and binding.behind != keys[binding.id]
         ]
 
     def send(self) -> None:
@@ -179,14 +180,21 @@ class Displacer:
         return first
 
     def _adopt(self, seen: Seen, waiting: Iterable[Binding]) -> None:
-        """Take over the victims that an earlier leader recorded: it may not have told them."""
+        """Take over the victims that an earlier leader recorded: it may not have told them.
+
+        Those whose asker waits no more, and who were not told, stay.
+        """
         new = [b for b in seen.bound.values() if b.behind and b.id not in self._under.victims]
-        if not new:
+        if not new or not self.settled:
             return
         askers = {key_of(binding): binding for binding in waiting}
         for binding in new:
+            asker = askers.get(binding.behind)
+            if asker is None and seen.states.get(binding.id) not in LEAVING:
+                self._stay.append(binding.id)
+                continue
             self._under.victims[binding.id] = Displacement(binding.id, binding.node, (Step.STOP,))
-            self._for[binding.id] = askers.get(binding.behind)
+            self._for[binding.id] = asker
             self._stops.append(binding.id)
 
     def _gone(self, victim: str, *, paused: bool) -> None:
@@ -228,11 +236,21 @@ class Displacer:
 
     def _resume(self, seen: Seen, waiting: Sequence[Binding], now: float) -> None:
         """Let paused sandboxes go on for which there is room, before new softer work."""
-        self._resuming = {
-            id_: until
-            for id_, until in self._resuming.items()
-            if until > now and seen.states.get(id_) is SandboxState.PAUSED
-        }
+        for id_, until in list(self._resuming.items()):
+            state = seen.states.get(id_)
+            if state is SandboxState.PAUSED and until > now:
+                continue
+            del self._resuming[id_]
+            if state is SandboxState.RUNNING:
+                self.counts["resumed"] += 1
+                awake = seen.bound[id_]
+                self._history.add(
+                    RESUMED,
+                    tenant=awake.tenant,
+                    experiment=awake.spec.identity.experiment,
+                    sandbox=id_,
+                    node=awake.node,
+                )
         paused = self.counted_paused(seen)
         if not self.settled or not paused:
             return
@@ -245,14 +263,6 @@ class Displacer:
             resting.wake(self._planner.view, self._planner.ledger, id_)
             self._resuming[id_] = now + RESUME_SECONDS
             self._dispatcher.turn(binding.node, id_, pause=False)
-            self.counts["resumed"] += 1
-            self._history.add(
-                RESUMED,
-                tenant=binding.tenant,
-                experiment=binding.spec.identity.experiment,
-                sandbox=id_,
-                node=binding.node,
-            )
 
     # ------------------------------------------------------------------ after a round
 
@@ -289,10 +299,12 @@ class Displacer:
         for unit in units:
             told = unit.first.priority > 0
             waited = now - unit.since
-            if made >= PLANS or not (soft or told):
+            if not (soft or told):
                 continue
             kind = unit.kind(self._policy, now)
             if kind not in self._refused:
+                if made >= PLANS:
+                    continue
                 made += 1
                 outcome = self._plan(unit, seen, now)
                 if isinstance(outcome, Plan):

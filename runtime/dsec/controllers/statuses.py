@@ -122,6 +122,8 @@ def _conditions(
     bound = status.pending == 0
     ready = status.desired > 0 and status.ready == status.desired
     done = f"{status.ready} of {status.desired} replicas run"
+    if resting := sum(role.paused for role in status.roles):
+        done += f", {resting} rest until there is room again"
     waits = "; ".join(one.message for one in status.pending_reasons[:3])
     rows = [(kind.ACCEPTED, True, why.RESOLVED, "defaults and presets are in status.resolved")]
     if over or (facts.frozen and not live):

@@ -213,7 +213,7 @@ class Bindings:
         if binding is None or binding.ended_at is not None:
             return
         binding.behind = row.behind
-        if row.behind and row.node == binding.node:
+        if row.node == binding.node:
             return
         self._unplace(binding)
         binding.node = row.node

@@ -123,13 +123,41 @@ def test_w16_a_consenting_victim_gives_way_after_a_minute_and_comes_back(
             assert copies(sim, low) == gone, "it does not take its place back"
             words = (await sim.client.get("/v1/projects/lab/experiments/low/describe")).json()
             assert "lab/high" in json.dumps(words) or how == "stop"
+            late = await submit(sim, "late", priority="low")
             await sim.client.delete("/v1/projects/lab/experiments/high")
             back = [(1, "running")] if how == "pause" else [(2, "running")]
             await sim.until(lambda: copies(sim, low) == back, 30)
+            assert copies(sim, late) == [], "what was there before goes on before new work"
             resumed = await rows(sim, "resumed")
             assert len(resumed) == (1 if how == "pause" else 0)
             told = "paused" if how == "pause" else "stopped"
             assert f'dsec_controller_displaced_total{{how="{told}"}} 1.0' in metrics(sim)
+
+    simulate(scenario)
+
+
+def test_paused_work_goes_on_after_those_of_higher_priority(simulate: Callable[..., None]) -> None:
+    """What falls free goes to the one that waits with more; the paused one keeps its memory."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim)
+            low = await submit(sim, "low", taskClass="pausable", priority="low")
+            await sim.until(lambda: copies(sim, low) == [(1, "running")], 20)
+            high = await submit(sim, "high", priority="urgent")
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 90)
+            other = await submit(sim, "other")
+            await sim.clock.sleep(10)
+            await sim.client.delete("/v1/projects/lab/experiments/high")
+            await sim.until(lambda: copies(sim, other) == [(1, "running")], 30)
+            await sim.clock.sleep(30)
+            assert copies(sim, low) == [(1, "paused")]
+            told = (await sim.experiment("low"))["status"]
+            assert (told["roles"][0]["paused"], told["ready"]) == (1, 0)
+            ready = next(one for one in told["conditions"] if one["type"] == "Ready")
+            assert ready["message"] == "0 of 1 replicas run, 1 rest until there is room again"
+            await sim.client.delete("/v1/projects/lab/experiments/other")
+            await sim.until(lambda: copies(sim, low) == [(1, "running")], 30)
 
     simulate(scenario)
 

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
-from dsec.api.wire import CreateAnswer
+from dsec.api.wire import CreateAnswer, StopCall
 from dsec.controllers.dispatch import BATCH_BYTES, SPEC_BYTES, Dispatcher
 from dsec.journal.bindings import Binding, Bindings, Row
-from dsec.world.agents import NodeMemory
+from dsec.world.agents import AgentRefusedError, NodeMemory
 from dsec.world.clock import SystemClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,6 +26,10 @@ class World:
         self.ended: list[tuple[str, str]] = []
         self.refused: list[str] = []
         self.extra: list[CreateAnswer] = []
+        self.turns: list[tuple[str, str]] = []
+        self.unturned: list[tuple[str, str]] = []
+        self.stopped: list[str] = []
+        self.cannot: set[str] = set()
         self.state = Bindings()
         self.memory = NodeMemory("n1", "http://n1", seen=0.0)
         fleet: Any = SimpleNamespace(watch=lambda _: self)
@@ -37,6 +42,7 @@ class World:
             randomness=random.Random(1),  # noqa: S311 - repeatable jitter
             on_refused=lambda sandbox, _node, _reason: self.refused.append(sandbox),
             on_unsendable=self._end,
+            on_unturned=lambda sandbox, why: self.unturned.append((sandbox, why)),
         )
 
     def bind(self, number: int, item: str = "") -> str:
@@ -57,6 +63,16 @@ class World:
         self.calls.append(specs)
         taken = [CreateAnswer(id=spec.identity.id, accepted=True) for spec in specs]
         return taken + self.extra
+
+    async def pause(self, _: int, sandbox: str, message: str) -> None:
+        """Take a pause, or turn it down."""
+        self.turns.append((sandbox, message))
+        if sandbox in self.cannot:
+            raise AgentRefusedError("cannot-pause", "no freezer")
+
+    async def stop(self, call: StopCall) -> None:
+        """Take a stop."""
+        self.stopped += call.ids
 
     async def until(self, what: Callable[[], object]) -> None:
         """Let the worker go on until something holds; then stop it."""
@@ -134,3 +150,28 @@ async def test_only_what_was_asked_is_taken() -> None:
     await world.until(lambda: world.calls)
     assert not world.dispatcher.confirmed("sb-other", "n1")
     assert world.refused == []
+
+
+async def test_a_turn_is_asked_once_and_its_refusal_is_told() -> None:
+    """A pause that an agent turns down is not repeated; one that it takes is not either."""
+    world = World()
+    first, second = world.bind(1), world.bind(2)
+    world.dispatcher.confirm("n1", [first, second])
+    world.cannot = {second}
+    world.dispatcher.turn("n1", first, pause=True, message="for another")
+    world.dispatcher.turn("n1", second, pause=True)
+    world.dispatcher.turn("n1", "sb-unknown", pause=True)
+    await world.until(lambda: world.unturned)
+    assert world.turns == [(first, "for another"), (second, "")]
+    assert world.unturned == [(second, "cannot-pause: no freezer")]
+
+
+async def test_a_stop_wins_over_a_pause() -> None:
+    """What has to stop is not paused first."""
+    world = World()
+    name = world.bind(1)
+    world.dispatcher.confirm("n1", [name])
+    world.dispatcher.turn("n1", name, pause=True)
+    world.dispatcher.stop("n1", name, EndReason.PREEMPTED, "for another")
+    await world.until(lambda: world.stopped)
+    assert (world.stopped, world.turns) == ([name], [])

@@ -180,6 +180,30 @@ async def test_pause_and_resume(world: World) -> None:
     await agent.close()
 
 
+async def test_a_pause_lends_the_cpu_until_it_goes_on(world: World) -> None:
+    """Another sandbox may use it; while it does, the paused one stays paused, over restarts too."""
+    agent = await world.start()
+    whole = Resources(cpu_milli=8000, memory_bytes=64 << 20, pids=64, disk_bytes=1 << 20)
+    await world.create(spec(1, None, resources=whole))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    body = {"epoch": 1, "message": "for another"}
+    await world.post(f"sandboxes/{sandbox_id(1)}/pause", body)
+    assert agent.core.get(sandbox_id(1)).status.message == "for another"
+    await agent.close()
+    agent = await world.start()
+    (answer,) = await world.create(spec(2, None, resources=whole))
+    assert answer["accepted"], answer
+    refused = await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
+    assert (refused.status_code, refused.json()["code"]) == (409, "capacity")
+    assert refused.json()["message"] == "capacity: cpu: asked 8000, free 0"
+    await world.post("stop", {"epoch": 1, "ids": [sandbox_id(2)]})
+    await eventually(lambda: not agent.core.get(sandbox_id(2)).live)
+    resumed = await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
+    assert resumed.status_code == 200
+    assert agent.core.used.cpu_milli == whole.cpu_milli
+    await agent.close()
+
+
 async def test_metrics_tell_what_the_node_does(world: World) -> None:
     """The names that dashboards rely on, with the figures of what has just happened."""
     agent = await world.start()

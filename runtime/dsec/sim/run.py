@@ -6,9 +6,12 @@ at once, with the words of placement. There is no real clock here: the caller gi
 decisions.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
+from itertools import islice
 
 from dsec.placement.engine import place
 from dsec.placement.mix import Mix
@@ -22,6 +25,10 @@ from dsec.sim.trace import Job, Machine
 
 BATCH = 4096
 """Most requests of one call, as the controller does it."""
+FEW = 16
+"""Tried first after an end: often there is room for no more."""
+ROUND_SECONDS = 1.0
+"""An end is noticed at the next multiple of this, and those who wait are tried again then."""
 SAMPLES = 400
 """Kept at least, and twice as many at most: then every second one goes."""
 
@@ -63,9 +70,8 @@ _Class = tuple[object, ...]
 
 
 def _class_of(job: Job) -> _Class:
-    """Return all that placement looks at."""
-    asked = (job.cpu_milli, job.memory_bytes, job.gpus, job.milli)
-    return (*asked, job.models, job.isolation, job.image)
+    """Return all that decides whether there is room; the image only decides where."""
+    return job.cpu_milli, job.memory_bytes, job.gpus, job.milli, job.models, job.isolation
 
 
 class _Simulation:
@@ -78,9 +84,12 @@ class _Simulation:
         self.jobs = sorted(jobs, key=lambda job: job.at)
         self.outcome = Outcome(len(jobs), len(machines))
         self.meter = Meter(machines, jobs)
-        self.waiting: list[int] = []
+        self.kinds = [_class_of(job) for job in self.jobs]
+        self.waiting: dict[_Class, deque[int]] = {}
+        """By class, each in the order of arrival."""
         self.ends: list[tuple[float, int]] = []
         self.requests: dict[int, Request] = {}
+        self.full: set[_Class] = set()
         self.verdicts: dict[_Class, tuple[Refusal, ...]] = {}
         span = self.jobs[-1].at - self.jobs[0].at if self.jobs else 0.0
         self.step = span / SAMPLES
@@ -94,7 +103,7 @@ class _Simulation:
             if self.ends and self.ends[0][0] <= arrival:
                 now = self.ends[0][0]
                 self._end(now)
-                self._start(self.waiting, now, again=True)
+                self._start_waiting(now)
             else:
                 now, first = arrival, position
                 while position < len(self.jobs) and self.jobs[position].at == now:
@@ -104,7 +113,7 @@ class _Simulation:
             self._sample(now)
             self.now = now
         self._sample(self.now, last=True)
-        self.outcome.left = len(self.waiting)
+        self.outcome.left = self._waiting()
         return self.outcome
 
     def _end(self, now: float) -> None:
@@ -113,6 +122,7 @@ class _Simulation:
             index = heappop(self.ends)[1]
             self.view.release(self.requests.pop(index).id)
             self.meter.ended(self.jobs[index])
+        self.full.clear()
 
     def _arrive(self, indexes: range, now: float) -> None:
         fresh: list[int] = []
@@ -126,7 +136,7 @@ class _Simulation:
                 continue
             self.requests[index] = request
             fresh.append(index)
-        self._start(fresh, now, again=False)
+        self._start_new(fresh, now)
 
     def _impossible(self, job: Job, request: Request) -> tuple[Refusal, ...]:
         """Return why no empty cluster of these nodes could take it; empty: it could."""
@@ -137,32 +147,45 @@ class _Simulation:
             self.verdicts[kind] = decision.refusals
         return self.verdicts[kind]
 
-    def _start(self, indexes: Sequence[int], now: float, *, again: bool) -> None:
-        """Place these in order; who finds no room waits."""
-        refused: list[int] = []
-        full: set[_Class] = set()
+    def _start_new(self, indexes: Sequence[int], now: float) -> None:
+        """Place those who have just come; who finds no room waits behind the others."""
         for first in range(0, len(indexes), BATCH):
             batch = indexes[first : first + BATCH]
-            # room only shrinks within a round: a class that was refused is not asked again
-            asked = [one for one in batch if _class_of(self.jobs[one]) not in full]
-            skipped = set(batch) - set(asked)
-            begin = self.timer()
-            found = place(
-                self.view, [self.requests[one] for one in asked], mix=self.mix, learn=not again
-            )
-            self.outcome.seconds += self.timer() - begin
-            self.outcome.decisions += len(asked)
-            for index, decision in zip(asked, found, strict=True):
-                if decision.node:
-                    self._started(index, decision, now)
-                else:
-                    full.add(_class_of(self.jobs[index]))
-                    skipped.add(index)
-            refused += sorted(skipped)
-        if again:
-            self.waiting = refused
-        else:
-            self.waiting += refused
+            # room only shrinks until something ends: a class that was refused is not asked again
+            asked = [one for one in batch if self.kinds[one] not in self.full]
+            placed = self._place(asked, now, learn=True)
+            for index in batch:
+                if index not in placed:
+                    self.waiting.setdefault(self.kinds[index], deque()).append(index)
+
+    def _start_waiting(self, now: float) -> None:
+        """Try those who wait, in the order in which they came, until each class is refused."""
+        size = FEW
+        while True:
+            queues = [queue for kind, queue in self.waiting.items() if kind not in self.full]
+            asked = list(islice(merge(*queues), size))
+            if not asked:
+                break
+            for index in sorted(self._place(asked, now, learn=False)):
+                # of one class the first are placed, or none
+                self.waiting[self.kinds[index]].popleft()
+            size = min(BATCH, 2 * size)
+        self.waiting = {kind: queue for kind, queue in self.waiting.items() if queue}
+
+    def _place(self, asked: Sequence[int], now: float, *, learn: bool) -> set[int]:
+        """Place these in order; return those that have started."""
+        begin = self.timer()
+        found = place(self.view, [self.requests[one] for one in asked], mix=self.mix, learn=learn)
+        self.outcome.seconds += self.timer() - begin
+        self.outcome.decisions += len(asked)
+        placed: set[int] = set()
+        for index, decision in zip(asked, found, strict=True):
+            if decision.node:
+                placed.add(index)
+                self._started(index, decision, now)
+            else:
+                self.full.add(self.kinds[index])
+        return placed
 
     def _started(self, index: int, decision: Decision, now: float) -> None:
         job, outcome = self.jobs[index], self.outcome
@@ -173,12 +196,16 @@ class _Simulation:
         outcome.placements.append((job.name, decision.node, now))
         self.meter.started(job)
         if job.duration is not None:
-            heappush(self.ends, (now + job.duration, index))
+            end = math.ceil((now + job.duration) / ROUND_SECONDS) * ROUND_SECONDS
+            heappush(self.ends, (end, index))
+
+    def _waiting(self) -> int:
+        return sum(len(queue) for queue in self.waiting.values())
 
     def _sample(self, now: float, *, last: bool = False) -> None:
         if now >= self.next_sample or last:
             samples = self.outcome.samples
-            samples.append(self.meter.sample(now, self.view, len(self.waiting)))
+            samples.append(self.meter.sample(now, self.view, self._waiting()))
             if len(samples) > 2 * SAMPLES:
                 del samples[1:-1:2]
                 self.step = (samples[-1].at - samples[0].at) / SAMPLES

@@ -8,6 +8,7 @@ out). A new leader reads both before it displaces or resumes anybody, so nothing
 Agents cannot save the state of a sandbox yet, so the step `sync` is left out and history says so.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -35,10 +36,15 @@ SETTLED_SECONDS = 10.0
 """A new leader displaces and resumes nobody before: until then it may not know who waits."""
 RESUME_SECONDS = 10.0
 """A resumed sandbox counts as running for so long before its agent says so."""
-PLANS = 16
-"""Most plans made in one round, successful or not: each costs milliseconds."""
-AGAIN_SECONDS = 2.0
+PLANNING_SECONDS = 0.2
+"""No further plan is made in a round that has spent so long on plans: one takes 0.5 s where 8,000
+sandboxes run, and callers wait meanwhile."""
+PLANNING_SHARE = 0.2
+"""Most of the leader's time that goes into plans."""
+AGAIN_SECONDS = 5.0
 """What was refused a plan is not planned again before, however many rounds there are."""
+FORGET_SECONDS = 60.0
+"""The words of a refusal stand for so long where there is no time for a new look."""
 NAMED = 3
 """Most victims named in words; the others are counted."""
 PREEMPTING, PREEMPTED, RESUMED = "preempting", "preempted", "resumed"
@@ -78,6 +84,7 @@ class Displacer:
         self._pauses: list[str] = []
         self._resuming: dict[str, float] = {}
         self._waits: dict[tuple[str, str], float] = {}
+        self._rested = -math.inf
         self._refused: dict[str, tuple[Refusal, float]] = {}
         self.counts: Counter[str] = Counter()
         """Of this term, by `HOW`."""
@@ -294,28 +301,29 @@ class Displacer:
             return {}
         soft = any(consents(entry) for entry in self._planner.ledger.entries.values())
         found: dict[str, Refusal] = {}
-        self._refused = {kind: one for kind, one in self._refused.items() if one[1] > now}
-        made = 0
+        begun = self._clock.monotonic()
+        may_plan = begun >= self._rested
         for unit in units:
             told = unit.first.priority > 0
-            waited = now - unit.since
             if not (soft or told):
                 continue
             kind = unit.kind(self._policy, now)
-            if kind not in self._refused:
-                if made >= PLANS:
-                    continue
-                made += 1
+            known = self._refused.get(kind)
+            due = known is None or known[1] <= now
+            if due and may_plan and self._clock.monotonic() - begun <= PLANNING_SECONDS:
                 outcome = self._plan(unit, seen, now)
                 if isinstance(outcome, Plan):
                     self._start(outcome, unit, seen, now)
                     if unit.first.id in self._under.plans:
                         found |= {one.id: self.hindrance(one.id) for one in unit.bindings}
                     continue
-                self._refused[kind] = outcome[0], now + AGAIN_SECONDS
-            if told and waited >= self._policy.preempt_after_s:
-                hinders, _ = self._refused[kind]
-                found |= dict.fromkeys((one.id for one in unit.bindings), hinders)
+                known = self._refused[kind] = outcome[0], now + AGAIN_SECONDS
+            if known and told and now - unit.since >= self._policy.preempt_after_s:
+                found |= dict.fromkeys((one.id for one in unit.bindings), known[0])
+        if may_plan:
+            self._rested = begun + (self._clock.monotonic() - begun) / PLANNING_SHARE
+        late = now - FORGET_SECONDS
+        self._refused = {kind: one for kind, one in self._refused.items() if one[1] > late}
         return found
 
     def units(

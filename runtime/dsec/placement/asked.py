@@ -239,12 +239,17 @@ def _gpu_wishes(request: Request) -> list[tuple[str, str]]:
     return found
 
 
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+
+
 def canonical(value: object) -> str:
     """Return text that is equal for equal values, whatever the order of sets."""
+    if type(value) in _PLAIN:
+        return repr(value)
     if isinstance(value, BaseModel):
-        return canonical(tuple(value.model_dump(mode="json").items()))
-    if is_dataclass(value) and not isinstance(value, type):
-        return canonical(tuple(getattr(value, name) for name in _names(type(value))))
+        value = tuple(value.model_dump(mode="json").items())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = tuple(getattr(value, name) for name in _names(type(value)))
     if isinstance(value, Enum):
         return repr(value.value)
     if isinstance(value, frozenset | set):

@@ -242,31 +242,45 @@ class ClientChooser(Chooser):
 
     def pick(self, scratch: Scratch) -> Pick | None:
         """Return the cards where it strands least, the first of equals."""
-        p, bit, gpus = self.potential, self.bit, self.asked.gpus
-        values, base = p.tables.card_list, p.bases_of_profile[scratch.profile]
-        limit, cards = self.asked.gpu_clients or _MASKS, scratch.cards
-        best, card, taken = NEVER, -1, 0
-        found: list[tuple[float, int, int]] = []
-        for number, milli, memory in self._usable(scratch):
-            state = cards[number]
-            free = state[_MILLI]
-            if free < milli or not state[_OPEN] & bit or state[_MEMORY] < memory:
-                continue
-            if state[_COUNT] >= limit:
-                continue
-            change = values[base + free - milli] - values[base + free]
-            if gpus > 1:
-                found.append((change, number, milli))
-            elif change < best:
-                best, card, taken = change, number, milli
-        if gpus == 1:
-            return Pick((self.claim(scratch, card),), best, taken) if card >= 0 else None
+        if self.asked.gpus == 1:
+            return self._one_card(scratch)
+        gpus = self.asked.gpus
+        found = [
+            (change, number, milli)
+            for number, milli, memory in self._usable(scratch)
+            if (change := self._change(scratch, number, milli, memory)) < NEVER
+        ]
         if len(found) < gpus:
             return None
         found.sort()
         del found[gpus:]
         claims = tuple([self.claim(scratch, number) for _, number, _ in found])
         return Pick(claims, sum([one[0] for one in found]), sum([one[2] for one in found]))
+
+    def _one_card(self, scratch: Scratch) -> Pick | None:
+        """Return the same for one card; only the card that was taken last is looked at anew."""
+        usable, offers = self._usable(scratch), scratch.offers
+        if offers is None:
+            offers = scratch.offers = [self._change(scratch, *one) for one in usable]
+        elif scratch.offered >= 0:
+            offers[scratch.offered] = self._change(scratch, *usable[scratch.offered])
+        best = min(offers, default=NEVER)
+        if best >= NEVER:
+            return None
+        scratch.offered = at = offers.index(best)
+        return Pick((self.claim(scratch, usable[at][0]),), best, usable[at][1])
+
+    def _change(self, scratch: Scratch, number: int, milli: int, memory: int) -> float:
+        """Return what V of a card changes by, or NEVER where it takes no such client."""
+        state = scratch.cards[number]
+        free = state[_MILLI]
+        if free < milli or not state[_OPEN] & self.bit or state[_MEMORY] < memory:
+            return NEVER
+        if self.asked.gpu_clients and state[_COUNT] >= self.asked.gpu_clients:
+            return NEVER
+        values = self.potential.tables.card_list
+        code = self.potential.bases_of_profile[scratch.profile] + free
+        return values[code - milli] - values[code]
 
     def _usable(self, scratch: Scratch) -> list[tuple[int, int, int]]:
         """Return (card, milli, bytes of a client on it) of the cards of a node that will do."""

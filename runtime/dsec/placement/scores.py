@@ -42,8 +42,9 @@ class Weights:
     """Per unit of currency and hour."""
     simulated: float = 100_000.0
     """A simulated node for work that did not ask for one."""
-    stage: float = 50.0
-    """A node with nothing but the same stage (SCHED-14)."""
+    stage: float = 10.0
+    """A node with nothing but the same stage (SCHED-14). Small: it mixes neighbours in the order,
+    and does not spread a stage over the cluster."""
     spread: float = 2000.0
     """For each member of the spread group that is there (SCHED-08, SCHED-26)."""
     near: float = 4000.0

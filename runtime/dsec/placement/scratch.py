@@ -25,7 +25,17 @@ Marks = tuple[int, int, int, int]
 class Scratch:
     """The figures of one node while they are changed; `ClusterView.store` writes them back."""
 
-    __slots__ = ("cards", "changed_cards", "columns", "marks", "node", "profile", "row")
+    __slots__ = (
+        "cards",
+        "changed_cards",
+        "columns",
+        "marks",
+        "node",
+        "offered",
+        "offers",
+        "profile",
+        "row",
+    )
 
     def __init__(
         self,
@@ -40,6 +50,9 @@ class Scratch:
         self.columns = columns
         self.cards = cards
         self.changed_cards = False
+        self.offers: list[float] | None = None
+        """Of a search: what each card that will do costs, and which was offered last."""
+        self.offered = -1
 
     def take(self, amounts: tuple[int, ...], claims: Iterable[Claim], stage: str = "") -> None:
         """Book; the caller has made sure that it fits. `store` brings the summaries up to date."""

@@ -199,7 +199,7 @@ class Search:
             columns = self._view.columns
             same = columns[STAGE_COLUMN[self.request.stage]][rows]
             every = columns[Column.EXPLORATION :].take(rows, axis=1).sum(axis=0)
-            cost += weights.stage * (same / (every + 1))
+            cost += weights.stage * (same / np.maximum(every, 1))
         if self._counts is not None:
             cost += weights.spread * self._counts[rows]
         return rows, cost
@@ -247,7 +247,7 @@ class Search:
         if self.request.stage in STAGE_COLUMN:
             same = columns[STAGE_COLUMN[self.request.stage]]
             every = columns[_STAGES[0]] + columns[_STAGES[1]] + columns[_STAGES[2]]
-            cost += weights.stage * (same / (every + 1))
+            cost += weights.stage * (same / max(every, 1))
         if self._counts is not None:
             count = self._view.group(self.request.spread).get(scratch.node.name, 0)
             cost += weights.spread * float(count)
@@ -358,7 +358,7 @@ class Search:
         if self.request.stage in STAGE_COLUMN:
             same = scratch.columns[STAGE_COLUMN[self.request.stage]]
             every = sum(scratch.columns[Column.EXPLORATION :])
-            parts.append(("stage", weights.stage * (same / (every + 1))))
+            parts.append(("stage", weights.stage * (same / max(every, 1))))
         if self._counts is not None:
             count = self._view.group(self.request.spread).get(scratch.node.name, 0)
             parts.append(("spread", weights.spread * count))

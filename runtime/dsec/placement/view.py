@@ -14,6 +14,7 @@ that are written back at once: numpy is slow on single values.
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ from dsec.placement.scratch import Marks, Scratch, claim_fits, marks_of, totals
 Ints = NDArray[np.int64]
 _COLUMNS = len(Column)
 _SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
+_WISHES = attrgetter(*(name for name in Request.__slots__ if name not in ("id", "resources")))
 SPARE_PROFILES = 64
 """Descriptions beyond two a node that are kept although no node has them any more."""
 SELDOM = (int(Column.PIDS), int(Column.DISK), int(Column.DENSITY))
@@ -71,6 +73,7 @@ class ClusterView:
         "_pending",
         "_profile_numbers",
         "_rows",
+        "_texts",
         "cache",
         "cards",
         "columns",
@@ -95,6 +98,8 @@ class ClusterView:
         self._rows: dict[str, int] = {}
         self._pending: set[str] = set()
         self._gone: set[str] = set()
+        self._texts: dict[str, tuple[Node, str]] = {}
+        """Of descriptions, for digests."""
         self._domains: dict[str, tuple[int, Ints]] = {}
         self._profile_numbers: dict[tuple[object, ...], int] = {}
         self.profiles: list[Node] = []
@@ -148,6 +153,7 @@ class ClusterView:
         if self._nodes.pop(name, None) is None:
             return
         self.generation += 1
+        self._texts.pop(name, None)
         for id_ in self._on.keys_of(name):
             self._forget(id_, self._bookings.pop(id_))
         self._pending.discard(name)
@@ -496,7 +502,7 @@ class ClusterView:
         """Return a copy that can be changed apart; arrays are copied, descriptions shared."""
         self.settle()
         other = ClusterView()
-        other._nodes = dict(self._nodes)
+        other._nodes, other._texts = dict(self._nodes), dict(self._texts)
         other._bookings = dict(self._bookings)
         other._on, other._groups = self._on.fork(), self._groups.fork()
         other._order, other._rows, other.described = self._order, self._rows, self.described
@@ -519,10 +525,21 @@ class ClusterView:
         content = hashlib.sha256()
         for name in sorted(self._nodes):
             scratch = self.load(self._rows[name], cards=True)
-            text = canonical((self._nodes[name], scratch.columns, scratch.cards))
-            content.update(text.encode())
+            node = self._nodes[name]
+            known = self._texts.get(name)
+            if known is None or known[0] is not node:
+                known = self._texts[name] = (node, canonical(node))
+            content.update(f"{known[1]} {scratch.columns} {scratch.cards}".encode())
+        # equal requests are many, and their texts are what takes time
+        texts: dict[tuple[object, ...], str] = {}
         for id_ in sorted(self._bookings):
-            content.update(canonical((id_, tuple(self._bookings[id_]))).encode())
+            request, *held = self._bookings[id_]
+            wishes = _WISHES(request)
+            key = (id(request.resources), wishes)
+            text = texts.get(key)
+            if text is None:
+                text = texts[key] = canonical((request.resources, wishes))
+            content.update(f"{id_!r} {text} {held!r}".encode())
         return content.hexdigest()
 
 

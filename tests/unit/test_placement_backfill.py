@@ -5,8 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 from dsec.api.reasons import PendingReason
-from dsec.placement.backfill import BackfillRules, Reservation, Round, Waiting, run_round
+from dsec.placement.backfill import (
+    DEPTH,
+    HEAD_SEARCHES,
+    BackfillRules,
+    Reservation,
+    Round,
+    Waiting,
+    run_round,
+)
 from dsec.placement.engine import place
+from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
 from hypothesis import given, settings
@@ -152,6 +161,68 @@ def test_work_that_never_fits_keeps_nobody_waiting() -> None:
     assert started(found) == {"small-0"}
     assert found.kept is None
     assert found.rested == {"giant": 350.0}
+
+
+def test_what_waits_for_quota_keeps_no_room() -> None:
+    """Room that it may not use yet would be of no use to anybody."""
+    cluster = view(node("n", 8, 64))
+    place(cluster, [request("old")])
+
+    class Poor(Free):
+        """A tenant whose quota is used up asks for all that is there."""
+
+        def place(self, requests: Sequence[Request]) -> list[Decision]:
+            """Place what has quota."""
+            short = Refusal(PendingReason.QUOTA, "sandboxes", 1)
+            return [
+                Decision(one.id, refusals=(short,))
+                if one.id.startswith("poor")
+                else place(self.cluster, [one])[0]
+                for one in requests
+            ]
+
+    waiting = [work("poor", 1, 8, 0), work("other", 1, 2, 10)]
+    found = run_round(cluster, waiting, Poor(cluster), ends={}, now=50, rules=RULES)
+    assert found.kept is None
+    assert found.decisions["other-0"].node == "n"
+
+
+class Counting(Free):
+    """Counts how many requests a round looks at."""
+
+    def __init__(self, cluster: ClusterView) -> None:
+        super().__init__(cluster)
+        self.looked = 0
+
+    def place(self, requests: Sequence[Request]) -> list[Decision]:
+        """Place, and count."""
+        self.looked += len(requests)
+        return super().place(requests)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_crowd_that_never_fits_costs_one_round_little(*, alike: bool) -> None:
+    """Hundreds of requests that no machine can hold must not hold up the leader."""
+    cluster = view(node("n", 8, 64))
+    crowd = [work(f"giant{n}", 1, 99 if alike else 99 + n, 0) for n in range(300)]
+    start = Counting(cluster)
+    waiting = [*crowd, work("small", 1, 1, 0)]
+    found = run_round(cluster, waiting, start, ends={}, now=50, rules=RULES)
+    assert started(found) == {"small-0"}
+    assert start.looked <= 301 * (HEAD_SEARCHES + 1)
+    assert len(found.rested) == (300 if alike else HEAD_SEARCHES)
+
+
+def test_no_more_than_the_depth_is_looked_at_behind_a_head() -> None:
+    """Stretches of single requests with a gang between them count together."""
+    cluster = full(1, 1)
+    waiting = [work("head", 1, 1, 0)]
+    waiting += [work(f"a{n}", 1, 1, 40) for n in range(DEPTH + 200)]
+    waiting += [work("gang", 2, 1, 40)]
+    waiting += [work(f"b{n}", 1, 1, 40) for n in range(400)]
+    found = turn(cluster, waiting, now=50)
+    assert found.kept is not None
+    assert sum(one.startswith(("a", "b")) for one in found.decisions) == DEPTH
 
 
 WORKS = st.lists(

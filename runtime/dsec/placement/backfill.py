@@ -9,7 +9,7 @@ is one head at a time and it holds nothing that runs, so two gangs never wait fo
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol
@@ -17,12 +17,16 @@ from typing import Protocol
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.engine import place
+from dsec.placement.gangs import CLASS
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
 
 DEPTH = 1000
 """Works that are looked at behind a head, at most, in one round: the rest is looked at later."""
+HEAD_SEARCHES = 4
+"""Works for which a round looks for room in the future, at most: each look is at the whole cluster.
+Who never fits rests afterwards, so that the next rounds come to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +131,24 @@ def run_round(
         outcome.rested[kept.name] = now + rules.rest
     until = dict(ends)
     head: _Head | None = None
-    behind = 0
+    behind = searches = 0
     for run in _runs(waiting):
         rest = run
         while rest and head is None:
-            stuck = _start_all(start, rest, outcome, until=until, now=now, rules=rules)
+            wanting = _wanting(outcome, now, rules) if searches < HEAD_SEARCHES else _nobody
+            stuck = _start_all(start, rest, outcome, wanting, until=until, now=now)
             if stuck is None:
                 rest = []
                 break
+            searches += 1
             head = _head(view, rest[stuck], until, now=now, kept=kept, rules=rules)
             if head is None:
-                # not even with everything ended: it must not become the head again and again
-                outcome.rested[rest[stuck].name] = now + rules.rest
+                # not even with everything ended: neither it nor its like is looked at again soon
+                kind = _kind(rest[stuck])
+                alike = (work.name for work in rest[stuck:] if _kind(work) == kind)
+                outcome.rested |= dict.fromkeys(alike, now + rules.rest)
             rest = rest[stuck + 1 :]
-        for work in rest[: DEPTH - behind]:
+        for work in rest[: max(0, DEPTH - behind)]:
             if head is not None:
                 _start_behind(start, work, head, outcome, now)
         behind += len(rest)
@@ -157,14 +165,40 @@ def _runs(waiting: Sequence[Waiting]) -> Iterator[list[Waiting]]:
             yield from ([work] for work in works)
 
 
+def _kind(work: Waiting) -> list[object]:
+    """Return what decides where work fits: all but its names."""
+    return [CLASS(request) for request in work.requests]
+
+
+Wanting = Callable[[Waiting, Decision], bool]
+"""Whether work may become the head, given the decision about its first request."""
+
+
+def _nobody(_work: Waiting, _first: Decision) -> bool:
+    return False
+
+
+def _wanting(outcome: Round, now: float, rules: BackfillRules) -> Wanting:
+    def wants(work: Waiting, first: Decision) -> bool:
+        return (
+            not first.node
+            and now - work.since >= rules.head_after
+            and work.name not in outcome.rested
+            # room is of no use to what its quota does not admit: others would lose it
+            and not any(one.reason is PendingReason.QUOTA for one in first.refusals)
+        )
+
+    return wants
+
+
 def _start_all(
     start: Start,
     run: Sequence[Waiting],
     outcome: Round,
+    wanting: Wanting,
     *,
     until: dict[str, float],
     now: float,
-    rules: BackfillRules,
 ) -> int | None:
     """Start what has room; return the place of the first work that room must be kept for.
 
@@ -173,14 +207,7 @@ def _start_all(
     answers = iter(start.place([request for work in run for request in work.requests]))
     found = [[next(answers) for _ in work.requests] for work in run]
     stuck = next(
-        (
-            position
-            for position, work in enumerate(run)
-            if not found[position][0].node
-            and now - work.since >= rules.head_after
-            and work.name not in outcome.rested
-        ),
-        None,
+        (position for position, work in enumerate(run) if wanting(work, found[position][0])), None
     )
     through = len(run) if stuck is None else stuck + 1
     for work, decisions in zip(run[:through], found[:through], strict=True):

@@ -76,8 +76,9 @@ soak: setup ## Full counts and long runs (hours)
 bench-openb: setup ## Placement on a GPU trace against other rules: make bench-openb DATA=folder
 	$(BIN)/python tests/bench/bench_openb.py $(or $(DATA),$(error say where the trace is: DATA=folder)) $(OPENB_OPTIONS)
 
-bench-placement: setup ## Decisions a second and their latency, with every filter on
+bench-placement: setup ## Decisions a second, their latency, and the same beside kube-scheduler
 	$(BIN)/python tests/bench/bench_placement.py
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_kube_scheduler.py
 
 bench-%: setup ## One benchmark of tests/bench, for example make bench-create
 	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600

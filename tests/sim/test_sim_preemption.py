@@ -104,7 +104,7 @@ def test_w16_a_consenting_victim_gives_way_after_a_minute_and_comes_back(
             low = await submit(sim, "low", taskClass=task_class, priority="low")
             await sim.until(lambda: copies(sim, low) == [(1, "running")], 20)
             begun = sim.clock.monotonic()
-            high = await submit(sim, "high", priority="high")
+            high = await submit(sim, "high", priority="high", queue="nobody-declared-it")
             await sim.clock.sleep(59 - (sim.clock.monotonic() - begun))
             assert copies(sim, low) == [(1, "running")]
             assert await rows(sim, "preempting") == []

@@ -117,6 +117,9 @@ class Planner:
                     log.warning("cannot be booked", sandbox=id_, error=str(error))
             if binding.spec.max_run_seconds and binding.bound_at and id_ not in self._ends:
                 self._ends[id_] = binding.bound_at.timestamp() + binding.spec.max_run_seconds
+        for id_ in self._ends.keys() - bound.keys():
+            # also where its node, and its booking with it, went first
+            del self._ends[id_]
 
     def _sync_accounts(self, tenants: Mapping[str, TenantSpec]) -> None:
         gone = [path for path in self._accounts if path not in tenants]
@@ -275,13 +278,16 @@ class Planner:
             name,
             first.at.timestamp(),
             first.order,
-            # a queue that nobody declared is as good as none
-            first.needs.queue if first.needs.queue in self._policy.queues else "default",
+            self._queue(first),
             first.needs.stage,
             max(member.priority for member in members),
             len(members),
             units.get(first.behind, ""),
         )
+
+    def _queue(self, binding: Binding) -> str:
+        """Return a queue that is declared: one that nobody declared is as good as none."""
+        return binding.needs.queue if binding.needs.queue in self._policy.queues else "default"
 
     def entry(self, binding: Binding) -> Entry:
         """Return what a binding counts in the ledger."""
@@ -293,7 +299,7 @@ class Planner:
             amounts_of(binding.spec.resources, card_bytes=self._card_bytes(binding)),
             needs.task_class,
             binding.priority,
-            needs.queue,
+            self._queue(binding),
             binding.at.timestamp(),
             identity.part or identity.role,
             binding.gang,

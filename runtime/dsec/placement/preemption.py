@@ -21,6 +21,7 @@ would be left.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from dsec.api.reasons import PendingReason
 from dsec.placement.clearing import Question, cleared_nodes, pausable, pruned
@@ -66,12 +67,11 @@ def plan(
         for id_, stops in (leaving or {}).items()
         if id_ not in on or on[id_].node not in spared
     }
-    trial = Trial(view, ledger, asking.requests, asking.entries, place)
-    if going:
-        trial = trial.without(going)
+    present = Trial(view, ledger, asking.requests, asking.entries, place)
+    trial = present.without(going) if going else present
     decisions = trial.works()
     if decisions is not None:
-        return Plan(asking, (), decisions, tuple(id_ for id_ in going if id_ in view.bookings()))
+        return Plan(asking, (), decisions, _after(present, going, {}))
     waited = now - asking.waiting_since
     owner = _owner(trial.ledger, asking.entries)
     stubborn = {id_ for name in spared if name in view.nodes for id_ in view.on(name)}
@@ -88,8 +88,19 @@ def plan(
     )
     best = _least(question)
     if best is not None:
-        return best
+        left = {one.id: one.stops for one in best.displacements}
+        return replace(best, after=_after(present, going, left))
     return (_hindrance(question, policy, queue, waited=waited, owner=owner),)
+
+
+def _after(present: Trial, going: Mapping[str, bool], left: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the victims of earlier plans that this one counts on: none where it works without."""
+    if not going:
+        return ()
+    now = present.leave(left)
+    if now is not None and now.works() is not None:
+        return ()
+    return tuple(id_ for id_ in going if id_ in present.view.bookings())
 
 
 def _owner(ledger: Ledger, entries: Sequence[Entry]) -> bool:

@@ -220,13 +220,14 @@ def _pruned(trial: Ledger, taken: list[Return], asking: Sequence[Entry]) -> list
     """Leave out victims that later ones have made needless, the hardest to displace first."""
     kept = list(taken)
     for victim in reversed(taken):
-        if victim.pause:
-            if not trial.resume(victim.entry.id):
-                kept.remove(victim)
-            continue
+        rests = trial.entries.get(victim.entry.id)
+        # put back as a fact: whether its own account would admit it again is another question
+        trial.end(victim.entry.id)
         trial.book(victim.entry)
-        if _tight(trial, asking):
-            trial.end(victim.entry.id)
-        else:
+        if not _tight(trial, asking):
             kept.remove(victim)
+            continue
+        trial.end(victim.entry.id)
+        if rests is not None:
+            trial.book(rests)
     return kept

@@ -48,6 +48,7 @@ class Tally:
     seconds: float = 0.0
     cpu: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    cpu_latencies: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -86,9 +87,10 @@ def measure(nodes: Sequence[Node], calls: Sequence[list[Request]]) -> Tally:
     gc.freeze()
     begin, cpu = clock(), time.process_time()
     for call in calls:
-        start = clock()
+        start, start_cpu = clock(), time.process_time()
         decisions += place(view, call, mix=mix)
         latencies.append(clock() - start)
+        tally.cpu_latencies.append(time.process_time() - start_cpu)
     tally.seconds, tally.cpu = clock() - begin, time.process_time() - cpu
     gc.unfreeze()
     tally.wrong = list(violations(nodes, tally.requests, decisions))
@@ -114,10 +116,19 @@ def rate_line(name: str, tallies: Sequence[Tally]) -> str:
 
 def latency_line(name: str, tallies: Sequence[Tally], part: float) -> str:
     """Return the figure of one quantile of single decisions, in milliseconds."""
-    values = [sorted(one.latencies)[int(len(one.latencies) * part)] * 1000 for one in tallies]
+    values = [quantile(one.latencies, part) for one in tallies]
+    cpu = median(quantile(one.cpu_latencies, part) for one in tallies)
     value = median(values)
-    line = f"FIGURE name={name} value={value:.3f} unit=milliseconds of=median runs={len(values)}"
+    line = (
+        f"FIGURE name={name} value={value:.3f} unit=milliseconds of=median runs={len(values)} "
+        f"cpu={cpu:.3f}"
+    )
     return line + reached(name, value)
+
+
+def quantile(seconds: Sequence[float], part: float) -> float:
+    """Return a quantile in milliseconds."""
+    return sorted(seconds)[int(len(seconds) * part)] * 1000
 
 
 def reached(name: str, value: float) -> str:

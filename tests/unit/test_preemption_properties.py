@@ -213,8 +213,10 @@ class PreemptionMachine(RuleBasedStateMachine):
         """Whose victims have gone starts at once: its room was held."""
         for found in self.displacing.ready():
             held = all(entry.id in self.ledger.holds for entry in found.asking.entries)
+            admitted = not self.ledger.admit(*found.asking.entries).refusals
+            assert admitted or not held
             self.displacing.drop(found.asking.id)
-            started = self.start(found.asking)
+            started = admitted and self.start(found.asking)
             assert started or not held
             if started:
                 del self.askers[found.asking.id]

@@ -131,7 +131,10 @@ class Displacing:
                 self.gone(victim)
 
     def ready(self) -> list[Plan]:
-        """Return the plans whose victims have all gone; call `drop` right before placing them."""
+        """Return the plans whose victims have all gone.
+
+        Admit the entries first, which uses up their holds, then `drop`, then place.
+        """
         return [under.plan for under in self.plans.values() if not under.waiting_for]
 
     def overdue(self, now: float) -> list[str]:

@@ -107,12 +107,14 @@ class Ledger:
         """
         new = self._new(wanted)
         held = [self.holds[entry.id] for entry in new if entry.id in self.holds]
+        order = list(self.holds)
         found = self._try(new)
         for entry in found.booked:
             self._count(entry, Kind.LIVE, -1)
         if not found.refusals:
             for entry, until in held:
                 self.hold(entry, until)
+            self.holds = {entry_id: self.holds[entry_id] for entry_id in order}
         return found.refusals
 
     def book(self, entry: Entry) -> None:
@@ -332,8 +334,13 @@ class Ledger:
 
     def _try(self, new: Sequence[Entry]) -> Admission:
         """Count entries, or none of them; own holds are used up, or stay."""
-        held = [self.holds[entry.id] for entry in new if entry.id in self.holds]
-        for entry, _ in held:
+        mine = {entry.id for entry in new if entry.id in self.holds}
+        order = list(self.holds)
+        # a later hold counts before its victims have gone: it must not crowd out an earlier one
+        since = min((order.index(id_) for id_ in mine), default=len(order))
+        lifted = [self.holds[id_] for id_ in order[since:]]
+        later = [(entry, until) for entry, until in lifted if entry.id not in mine]
+        for entry, _ in lifted:
             self.unhold(entry.id)
         found = self._count_all(new)
         if found.refusals and new:
@@ -342,9 +349,8 @@ class Ledger:
             if softer:
                 # the whole gang gets the softer class: one paused member stops it anyway
                 found = self._count_all([replace(entry, task_class=softer) for entry in new])
-        if found.refusals:
-            for entry, until in held:
-                self.hold(entry, until)
+        for entry, until in lifted if found.refusals else later:
+            self.hold(entry, until)
         return found
 
     def _count_all(self, new: Sequence[Entry]) -> Admission:

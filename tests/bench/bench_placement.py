@@ -20,9 +20,10 @@ from dsec.placement.engine import demand_of, place
 from dsec.placement.mix import Mix
 from dsec.placement.request import Decision, Node, Request
 from dsec.placement.view import ClusterView
+from figures import figure
 from placement_load import batches, cluster, unique, violations
 
-ROUNDS = 3
+ROUNDS = 5
 UNIQUE = {1000: 4000, 5000: 16_000}
 """Requests per round, by nodes: the cluster ends about two thirds full."""
 BATCHES, BATCH = 300, 100
@@ -104,40 +105,34 @@ def rounds(work: Callable[[int], Tally]) -> list[Tally]:
 
 def rate_line(name: str, tallies: Sequence[Tally]) -> str:
     """Return the figure of decisions a second."""
-    value, cpu = median(one.rate for one in tallies), median(one.cpu_rate for one in tallies)
-    placed = sum(1 for one in tallies for decision in one.decisions if decision.node)
-    total = sum(len(one.decisions) for one in tallies)
-    line = (
-        f"FIGURE name={name} value={value:.0f} unit=per_second of=median runs={len(tallies)} "
-        f"cpu={cpu:.0f} placed={placed} requests={total}"
+    return figure(
+        name,
+        [one.rate for one in tallies],
+        unit="1/s",
+        target=TARGETS.get(name),
+        digits=0,
+        cpu=f"{median(one.cpu_rate for one in tallies):.0f}",
+        placed=sum(1 for one in tallies for decision in one.decisions if decision.node),
+        requests=sum(len(one.decisions) for one in tallies),
     )
-    return line + reached(name, value)
 
 
 def latency_line(name: str, tallies: Sequence[Tally], part: float) -> str:
     """Return the figure of one quantile of single decisions, in milliseconds."""
-    values = [quantile(one.latencies, part) for one in tallies]
     cpu = median(quantile(one.cpu_latencies, part) for one in tallies)
-    value = median(values)
-    line = (
-        f"FIGURE name={name} value={value:.3f} unit=milliseconds of=median runs={len(values)} "
-        f"cpu={cpu:.3f}"
+    return figure(
+        name,
+        [quantile(one.latencies, part) for one in tallies],
+        unit="ms",
+        target=TARGETS.get(name),
+        at_most=True,
+        cpu=f"{cpu:.3f}",
     )
-    return line + reached(name, value)
 
 
 def quantile(seconds: Sequence[float], part: float) -> float:
     """Return a quantile in milliseconds."""
     return sorted(seconds)[int(len(seconds) * part)] * 1000
-
-
-def reached(name: str, value: float) -> str:
-    """Return the target of a figure and whether it was reached."""
-    target = TARGETS.get(name)
-    if target is None:
-        return ""
-    good = value <= target if name.endswith("_ms") else value >= target
-    return f" target={target:g} reached={'yes' if good else 'no'}"
 
 
 def main() -> int:

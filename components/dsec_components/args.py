@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NotRequired, TypedDict
 
 import pulumi
-from dsec.api.config import Deletion, Exposure, Profile, RegistryTls
+from dsec.api.config import Deletion, Exposure, KindWeights, Profile, QueueOrder, RegistryTls
 
 from dsec_components._generated import (
     ExperimentSpec,
@@ -120,6 +120,23 @@ class PlatformRegistry(TypedDict):
     """Where images of a prefix are fetched; the first match wins."""
 
 
+class Scheduling(TypedDict):
+    """Queues and preemption."""
+
+    preempt_after_seconds: NotRequired[pulumi.Input[float]]
+    """Wait after which work may displace consenting, softer work; default 60."""
+    preemption_pools: NotRequired[list[pulumi.Input[str]]]
+    """Pools where priority may displace; none: all."""
+    queue_order: NotRequired[QueueOrder]
+    """Order among equal priorities: arrival (default) or phase."""
+    kind_weights: NotRequired[KindWeights]
+    """Head start by kind of work: equal (default) or evaluation-first."""
+    queue_weights: NotRequired[dict[str, pulumi.Input[float]]]
+    """Weight by queue: twice is worth an hour of waiting, 0 is last."""
+    patient_queues: NotRequired[list[pulumi.Input[str]]]
+    """Queues whose waiting work displaces nobody."""
+
+
 class RuntimeArgs(TypedDict):
     """Inputs of Runtime."""
 
@@ -149,6 +166,8 @@ class RuntimeArgs(TypedDict):
     """debug, info (default), warning or error. Update in place: pods roll."""
     presets: NotRequired[dict[str, pulumi.Input[str]]]
     """Preset per conflict, for example CONF-10: container. Update in place: pods roll."""
+    scheduling: NotRequired[Scheduling]
+    """Queues and preemption. Update in place: pods roll."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies. Update in place."""
     await_ready: NotRequired[bool]
@@ -265,6 +284,8 @@ class PlatformArgs(TypedDict):
     """debug, info (default), warning or error."""
     presets: NotRequired[dict[str, pulumi.Input[str]]]
     """Preset per conflict for every tenant that names none."""
+    scheduling: NotRequired[Scheduling]
+    """Queues and preemption."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies."""
     registry: NotRequired[PlatformRegistry]

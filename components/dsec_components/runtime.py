@@ -108,6 +108,7 @@ class Runtime(Component):
             "namespace": self.namespace,
             "logLevel": args.get("log_level", "info"),
             "presets": args.get("presets", {}),
+            "scheduling": args.get("scheduling", {}),
             "objectStore": {
                 "endpoint": store.get("endpoint", ""),
                 "bucket": store.get("bucket", "dsec"),

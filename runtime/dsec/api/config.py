@@ -123,6 +123,47 @@ class RegistryConfig(Model):
     immutable_tags: bool = Field(default=True, description="A tag never changes its image.")
 
 
+class QueueOrder(StrEnum):
+    """What decides among waiting work of equal priority (TEN-23)."""
+
+    ARRIVAL = "arrival"
+    """First come, first served, with a head start by weight."""
+    PHASE = "phase"
+    """Evaluation, training, exploration; then arrival."""
+
+
+class KindWeights(StrEnum):
+    """Head start by kind of work (TEN-13)."""
+
+    EQUAL = "equal"
+    EVALUATION_FIRST = "evaluation-first"
+
+
+class SchedulingConfig(Model):
+    """Queues and preemption of an installation."""
+
+    preempt_after_seconds: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        default=60.0, description="Wait after which work may displace consenting, softer work."
+    )
+    preemption_pools: list[DnsName] = Field(
+        default=[], max_length=64, description="Pools where priority may displace; empty: all."
+    )
+    queue_order: QueueOrder = Field(
+        default=QueueOrder.ARRIVAL, description="Order among equal priorities."
+    )
+    kind_weights: KindWeights = Field(
+        default=KindWeights.EQUAL, description="Head start by kind of work."
+    )
+    queue_weights: dict[Word, Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        default={},
+        max_length=64,
+        description="Weight by queue: twice is worth an hour of waiting, 0 is last.",
+    )
+    patient_queues: list[Word] = Field(
+        default=[], max_length=64, description="Queues whose waiting work displaces nobody."
+    )
+
+
 class ExperimentConfig(Model):
     """An experiment that lives and dies with the stack: spec or document, exactly one."""
 
@@ -163,6 +204,9 @@ class PlatformConfig(Model):
     )
     presets: dict[str, Word] = Field(
         default={}, description="Preset per conflict for every tenant that names none."
+    )
+    scheduling: SchedulingConfig = Field(
+        default=SchedulingConfig(), description="Queues and preemption."
     )
     labels: Labels = Field(default={}, description="On every object that the stack makes.")
 
@@ -220,11 +264,10 @@ def _across(config: PlatformConfig) -> list[Mistake]:
                 rule = f"a project belongs to one tenant, and {owners[project]} has it"
                 found.append(Mistake(path, project, "a namespace of no other tenant", rule))
             owners.setdefault(project, tenant)
-        for index, pool in enumerate(spec.pools):
-            if pool not in config.pools:
-                path = f"tenants.{tenant}.pools[{index}]"
-                known = ", ".join(sorted(config.pools)) or "none is declared"
-                found.append(Mistake(path, pool, known, f"no such pool; pools: {known}"))
+        found += _unknown_pools(config, spec.pools, f"tenants.{tenant}.pools")
+    found += _unknown_pools(
+        config, config.scheduling.preemption_pools, "scheduling.preemptionPools"
+    )
     for name, one in config.experiments.items():
         path = f"experiments.{name}"
         if (one.spec is None) == (one.document is None):
@@ -235,3 +278,12 @@ def _across(config: PlatformConfig) -> list[Mistake]:
             message = f"no tenant has the project {one.project}; projects: {known}"
             found.append(Mistake(f"{path}.project", one.project, known, message))
     return found
+
+
+def _unknown_pools(config: PlatformConfig, pools: list[DnsName], path: str) -> list[Mistake]:
+    known = ", ".join(sorted(config.pools)) or "none is declared"
+    return [
+        Mistake(f"{path}[{index}]", pool, known, f"no such pool; pools: {known}")
+        for index, pool in enumerate(pools)
+        if pool not in config.pools
+    ]

@@ -17,6 +17,7 @@ from dsec.controllers.app import build_app
 from dsec.controllers.controller import Controller, ControllerConfig
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.metrics import build_metrics
+from dsec.controllers.scheduling import policy_of
 from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
 from dsec.world import heap, logs
@@ -94,6 +95,7 @@ async def serve(settings: RoleSettings) -> None:
             endpoint=f"http://{settings.address}:{settings.port('internal', INTERNAL_PORT)}",
             namespace=settings.config.namespace,
             region=settings.config.region,
+            preemption=policy_of(settings.config.scheduling),
         ),
         hold=hold_on_thread,
     )

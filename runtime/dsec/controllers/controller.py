@@ -7,7 +7,7 @@ lost its office may be late in everything it believes.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -19,6 +19,7 @@ from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
 from dsec.placement.dumps import DecisionDump
+from dsec.placement.plans import PreemptionPolicy
 from dsec.world.objects import ObjectStoreError
 from dsec.world.records import RecordsError
 
@@ -40,6 +41,7 @@ class ControllerConfig:
     namespace: str = "dsec-system"
     region: str = "local"
     exit_on_loss: bool = True
+    preemption: PreemptionPolicy = field(default_factory=PreemptionPolicy)
 
 
 class Controller:
@@ -166,7 +168,7 @@ class Controller:
             boot_id=f"epoch-{epoch}",
             region=self._config.region,
         )
-        self.term = Term(self._world, bind_log, history)
+        self.term = Term(self._world, bind_log, history, self._config.preemption)
         log.info("term begins", epoch=epoch, live=sum(1 for _ in bind_log.state.live()))
         serving = asyncio.ensure_future(self.term.run())
         writing = asyncio.ensure_future(history.run())

@@ -70,7 +70,7 @@ class Term:
         world: World,
         bind_log: BindLog,
         history: HistoryWriter,
-        preemption: PreemptionPolicy | None = None,
+        preemption: PreemptionPolicy,
     ) -> None:
         clock = world.clock
         self.world = world
@@ -107,7 +107,7 @@ class Term:
             history=history,
             tenants=self.tenants.specs,
             changed=self._changed,
-            preemption=preemption or PreemptionPolicy(),
+            preemption=preemption,
         )
         digests = Digests(world.registry, clock)
         declared = DeclaredImages(self.caches["SandboxImage"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from dsec.api.base import WireModel
+from dsec.api.config import SchedulingConfig
 from dsec.world.s3 import S3Config
 
 CONFIG = "DSEC_ROLE_CONFIG"
@@ -44,6 +45,7 @@ class RoleConfig(WireModel):
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     presets: dict[str, str] = {}
     object_store: StoreSettings = StoreSettings()
+    scheduling: SchedulingConfig = SchedulingConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,8 +174,11 @@ class Agent:
             self.files.store_epoch(epoch)
 
     async def create(self, specs: list[SandboxSpec]) -> list[CreateAnswer]:
-        """Say the last word on creates; accepted ones are durable when this returns."""
-        answers = []
+        """Say the last word on creates; accepted ones are durable when this returns.
+
+        None begins before: what the spool does not know was never started.
+        """
+        answers, fresh = [], []
         for spec in specs:
             known = self.core.get(spec.identity.id)
             answer = self.core.admit(self._settled(spec), self.clock.now())
@@ -191,8 +194,13 @@ class Agent:
             entry = self.core.get(spec.identity.id)
             if entry is not None:
                 self._record(entry, first=True)
+                fresh.append(entry)
+        try:
+            await self.spool.commit()
+        finally:
+            # also where that fails: the life of each then ends as what could not be recorded
+            for entry in fresh:
                 self._spawn(entry)
-        await self.spool.commit()
         return answers
 
     async def stop(self, ids: list[str], stop: Stop) -> None:

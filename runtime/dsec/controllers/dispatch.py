@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from dsec.api.reasons import EndReason
+from dsec.api.sandbox import SandboxSpec
 from dsec.api.wire import StopCall
 from dsec.controllers.fleet import Fleet
 from dsec.journal.bindings import Binding, Bindings
@@ -22,6 +23,8 @@ BATCH_BYTES = 16 << 20
 """Of specs in one call, as far as there is more than one."""
 SPEC_BYTES = 48 << 20
 """Of one spec: agents take calls of 64 MiB."""
+SMALL_BYTES = 8 << 10
+"""Most that a spec has beside its own texts; BATCH of four times that fit in BATCH_BYTES."""
 FIRST_RETRY, LAST_RETRY = 0.3, 5.0
 
 log = structlog.get_logger()
@@ -205,7 +208,8 @@ class Dispatcher:
         if watch is None or watch.memory.seen is None:
             # what it has already is known with its first answer, which wakes this worker
             return False
-        due = [b for b in self._state.on_node(node) if not self.confirmed(b.id, node)][:BATCH]
+        known = self._confirmed
+        due = [b for b in self._state.on_node(node) if known.get(b.id, ("",))[0] != node][:BATCH]
         due = await self._sendable(due)
         if due:
             asked = {b.id for b in due}
@@ -230,7 +234,7 @@ class Dispatcher:
         batch: list[Binding] = []
         total = 0
         for binding in due:
-            size = len(binding.spec.model_dump_json(by_alias=True, exclude_none=True).encode())
+            size = _size(binding.spec)
             if size > SPEC_BYTES:
                 why = f"what it asks for has {size} bytes; at most {SPEC_BYTES} can be sent"
                 await self._on_unsendable(binding, why)
@@ -287,3 +291,14 @@ class Dispatcher:
         for sandbox in ids:
             self._confirmed.pop(sandbox, None)
         return True
+
+
+def _size(spec: SandboxSpec) -> int:
+    """Return the bytes of a spec in a call: the most it can have, or exactly where that is much."""
+    texts = [*spec.command, *spec.env, *spec.env.values(), *(one.path for one in spec.mounts)]
+    texts += [spec.image, spec.workdir, spec.user, spec.item or "", spec.stdin or ""]
+    # JSON writes some characters as six; names and marks of a list's elements are fewer than 128
+    most = SMALL_BYTES + 128 * len(texts) + 6 * sum(map(len, texts))
+    if most <= 4 * SMALL_BYTES:
+        return most
+    return len(spec.model_dump_json(by_alias=True, exclude_none=True).encode())

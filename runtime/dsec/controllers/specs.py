@@ -57,6 +57,7 @@ def keyed_binding(
         stdin=create.stdin,
         item=create.item,
         max_run_seconds=create.max_run_seconds,
+        devices=[],
     )
     asked = create.labels.get(SIMULATED_LABEL)
     return Binding(

@@ -27,18 +27,22 @@ PATIENCE = 120.0
 class Needs(WireModel):
     """What placement and the ledger must know of a request beside its resources."""
 
-    node_labels: dict[str, str] = {}
-    pools: list[str] = []
+    node_labels: dict[str, str] = Field(default_factory=dict)
+    pools: list[str] = Field(default_factory=list)
     gpu_model: str = ""
-    features: list[str] = Field(default=[], description="What the node must be able to do.")
-    shun: list[str] = Field(default=[], description="Nodes to take only where no other has room.")
+    features: list[str] = Field(
+        default_factory=list, description="What the node must be able to do."
+    )
+    shun: list[str] = Field(
+        default_factory=list, description="Nodes to take only where no other has room."
+    )
     simulated: bool | None = Field(
         default=False, description="True: simulated nodes only; False: real ones; None: either."
     )
     queue: str = "default"
     stage: str = Field(default="", description="Phase of training; empty: data work.")
     task_class: TaskClass = TaskClass.GUARANTEED
-    datasets: list[str] = []
+    datasets: list[str] = Field(default_factory=list)
     near: str = Field(default="", description="Group whose members exchange often.")
     spread: str = Field(default="", description="Group whose members rarely exchange.")
 
@@ -58,7 +62,7 @@ class Binding(WireModel):
     ended_at: datetime | None = None
     reason: EndReason | None = None
     result: str = Field(default="", description="Object that holds the final status.")
-    needs: Needs = Needs()
+    needs: Needs = Field(default_factory=Needs)
     gang: str = ""
     priority: int = Field(default=0, description="Higher is placed first.")
     behind: str = Field(
@@ -87,7 +91,7 @@ class Row(WireModel):
     binding: Binding | None = None
     id: str = ""
     node: str = ""
-    devices: list[str] = []
+    devices: list[str] = Field(default_factory=list)
     reason: EndReason | None = None
     result: str = ""
     experiment_uid: str = ""

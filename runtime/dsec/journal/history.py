@@ -115,6 +115,7 @@ class HistoryWriter:
         self._storing: list[JournalRow] = []
         self._stored = 0
         self._wake = asyncio.Event()
+        self._awaited = asyncio.Event()
         self._progress = asyncio.Condition()
 
     def add(
@@ -151,6 +152,7 @@ class HistoryWriter:
         Raises ObjectStoreError after so many seconds; the rows are still stored later.
         """
         wanted = self._seq
+        self._awaited.set()
         await first_of(self._durable(wanted), self._clock.sleep(seconds))
         if self._stored < wanted:
             raise ObjectStoreError(f"history could not be stored within {seconds:g} s")
@@ -164,7 +166,8 @@ class HistoryWriter:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self._clock.sleep(GATHER_SECONDS)
+            await first_of(self._awaited.wait(), self._clock.sleep(GATHER_SECONDS))
+            self._awaited.clear()
             await self._store_all()
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:

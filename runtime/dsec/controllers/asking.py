@@ -1,18 +1,20 @@
 """Waiting work that asks for the place of others, and what is known of those: plain data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsec.api.sandbox import SandboxState
+from dsec.controllers.planner import unit_of
 from dsec.journal.bindings import Binding
-from dsec.placement.entries import Entry, alike
 from dsec.placement.plans import PreemptionPolicy
-from dsec.placement.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is recorded now: live bindings with a node by id, and what agents say of each."""
+    """What is recorded now: live bindings with a node, by id, and what agents say.
+
+    `states` has those that are paused or on their way out.
+    """
 
     bound: Mapping[str, Binding]
     states: Mapping[str, SandboxState]
@@ -21,11 +23,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Waiting work that found no place in a round, whole, with why not."""
+    """Waiting work that found no place in a round, whole."""
 
     bindings: Sequence[Binding]
-    requests: tuple[Request, ...]
-    entries: tuple[Entry, ...]
     since: float
 
     @property
@@ -33,18 +33,30 @@ class Unit:
         """The one that it is named after."""
         return self.bindings[0]
 
-    def kind(self, policy: PreemptionPolicy, now: float) -> str:
+    def kind(self, policy: PreemptionPolicy, now: float) -> tuple[object, ...]:
         """Return what decides about a plan besides ids: what is refused once is refused again."""
-        first, request, waited = self.entries[0], self.requests[0], now - self.since
-        return repr(
-            (
-                [alike(entry) for entry in self.entries],
-                (first.priority, first.queue),
-                (request.resources, request.labels, request.pools, request.gpu_model),
-                request.simulated,
-                (waited >= policy.preempt_after_s, waited >= policy.reclaim_after_s),
-            )
+        first, waited = self.first, now - self.since
+        identity = first.spec.identity
+        return (
+            first.tenant,
+            identity.project,
+            # replicas of a role ask for the same, and so do keyed creates of one body
+            first.body_hash,
+            "" if first.gang else identity.role,
+            len(self.bindings),
+            waited >= policy.preempt_after_s,
+            waited >= policy.reclaim_after_s,
         )
+
+
+def units(waiting: Iterable[Binding], waits: Mapping[str, float]) -> list[Unit]:
+    """Return waiting work as units, in order; `waits` says since when each waits, by its key."""
+    groups: dict[str, list[Binding]] = {}
+    for binding in waiting:
+        groups.setdefault(unit_of(binding), []).append(binding)
+    return [
+        Unit(group, min(waits[key_of(binding)] for binding in group)) for group in groups.values()
+    ]
 
 
 def key_of(binding: Binding) -> str:

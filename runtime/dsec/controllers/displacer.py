@@ -10,7 +10,7 @@ Agents cannot save the state of a sandbox yet, so the step `sync` is left out an
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 import structlog
@@ -18,9 +18,9 @@ import structlog
 from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.controllers import resting
-from dsec.controllers.asking import Seen, Unit, key_of, name_of
+from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
-from dsec.controllers.planner import Planner, unit_of
+from dsec.controllers.planner import Planner, request_of
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.displacing import Displacing
@@ -29,7 +29,6 @@ from dsec.placement.preemption import plan
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.reclaim import consents
 from dsec.placement.refusal import Refusal
-from dsec.placement.request import Request
 from dsec.world.clock import Clock
 
 SETTLED_SECONDS = 10.0
@@ -83,9 +82,10 @@ class Displacer:
         self._stay: list[str] = []
         self._pauses: list[str] = []
         self._resuming: dict[str, float] = {}
-        self._waits: dict[tuple[str, str], float] = {}
+        self._waits: dict[str, float] = {}
         self._rested = -math.inf
-        self._refused: dict[str, tuple[Refusal, float]] = {}
+        self._refused: dict[tuple[object, ...], tuple[Refusal, float]] = {}
+        self._adopted = False
         self.counts: Counter[str] = Counter()
         """Of this term, by `HOW`."""
 
@@ -191,9 +191,10 @@ class Displacer:
 
         Those whose asker waits no more, and who were not told, stay.
         """
-        new = [b for b in seen.bound.values() if b.behind and b.id not in self._under.victims]
-        if not new or not self.settled:
+        if self._adopted or not self.settled:
             return
+        self._adopted = True
+        new = [b for b in seen.bound.values() if b.behind and b.id not in self._under.victims]
         askers = {key_of(binding): binding for binding in waiting}
         for binding in new:
             asker = askers.get(binding.behind)
@@ -227,14 +228,12 @@ class Displacer:
         A new leader believes what is recorded; what comes later waits since it was first seen: a
         replica that is added to an old experiment has not waited as long as that is old.
         """
-        young = not self.settled
         self._began = {one: at for one, at in self._began.items() if one in self._under.plans}
-        self._waits = {
-            (b.tenant, b.key): self._waits.get(
-                (b.tenant, b.key), min(now, b.at.timestamp()) if young else now
-            )
-            for b in waiting
-        }
+        known, self._waits = self._waits, {}
+        for binding in waiting:
+            key = key_of(binding)
+            since = now if self.settled else min(now, binding.at.timestamp())
+            self._waits[key] = known.get(key, since)
 
     @property
     def settled(self) -> bool:
@@ -248,7 +247,7 @@ class Displacer:
             if state is SandboxState.PAUSED and until > now:
                 continue
             del self._resuming[id_]
-            if state is SandboxState.RUNNING:
+            if state is None and id_ in seen.bound:
                 self.counts["resumed"] += 1
                 awake = seen.bound[id_]
                 self._history.add(
@@ -291,19 +290,19 @@ class Displacer:
             whose=f"{', '.join(ids[:NAMED])}{more} since {since}",
         )
 
-    def ask(self, units: Sequence[Unit], seen: Seen, now: float) -> dict[str, Refusal]:
-        """Let units that found no place displace others. Returns what hinders them, by id.
+    def ask(self, unplaced: Sequence[Binding], seen: Seen, now: float) -> dict[str, Refusal]:
+        """Let work that found no place displace others. Returns what hinders it, by id.
 
         What waits with more than normal priority is told why it displaces nobody; what displaces
         somebody from now on is told whom it waits for.
         """
-        if not self.settled:
+        if not self.settled or not unplaced:
             return {}
         soft = any(consents(entry) for entry in self._planner.ledger.entries.values())
         found: dict[str, Refusal] = {}
         begun = self._clock.monotonic()
         may_plan = begun >= self._rested
-        for unit in units:
+        for unit in units(unplaced, self._waits):
             told = unit.first.priority > 0
             if not (soft or told):
                 continue
@@ -326,27 +325,11 @@ class Displacer:
         self._refused = {kind: one for kind, one in self._refused.items() if one[1] > late}
         return found
 
-    def units(
-        self, unplaced: Iterable[tuple[Binding, Request]], members: Mapping[str, int]
-    ) -> list[Unit]:
-        """Return what found no place as units, in order; `members`: how many each unit has."""
-        groups: dict[str, list[tuple[Binding, Request]]] = {}
-        for binding, request in unplaced:
-            groups.setdefault(unit_of(binding), []).append((binding, request))
-        return [
-            Unit(
-                [binding for binding, _ in group],
-                tuple(request for _, request in group),
-                tuple(self._planner.entry(binding) for binding, _ in group),
-                min(self._waits[binding.tenant, binding.key] for binding, _ in group),
-            )
-            for name, group in groups.items()
-            if len(group) == members[name]
-        ]
-
     def _plan(self, unit: Unit, seen: Seen, now: float) -> Plan | tuple[Refusal, ...]:
         out = {id_: True for id_, state in seen.states.items() if state in LEAVING}
-        asking = Asking(unit.requests, unit.entries, unit.since)
+        requests = tuple(request_of(binding) for binding in unit.bindings)
+        entries = tuple(self._planner.entry(binding) for binding in unit.bindings)
+        asking = Asking(requests, entries, unit.since)
         return plan(
             self._planner.view,
             self._planner.ledger,

@@ -12,7 +12,7 @@ import structlog
 from dsec.api.meta import ConditionStatus
 from dsec.api.nodes import RecordReason
 from dsec.api.records import SandboxNode
-from dsec.api.sandbox import SandboxStatus
+from dsec.api.sandbox import SandboxState, SandboxStatus
 from dsec.api.wire import NodeState
 from dsec.placement.request import Health, Node, node_of
 from dsec.world.agents import POLL_MARGIN, POLL_WAIT, NodeMemory, NodeWatch
@@ -128,6 +128,18 @@ class Fleet:
         """Return what the node last said about a sandbox."""
         member = self.members.get(node)
         return member.watch.memory.sandboxes.get(sandbox) if member else None
+
+    def turned(self, effective: Callable[[str, str], bool]) -> dict[str, SandboxState]:
+        """Return the states of sandboxes that hold room and do not run now, by id.
+
+        `effective(id, node)`: whether the copy on that node is the one that counts.
+        """
+        return {
+            sandbox: memory.sandboxes[sandbox].state
+            for name, memory in ((n, one.watch.memory) for n, one in self.members.items())
+            for sandbox in memory.turned
+            if effective(sandbox, name)
+        }
 
     def watch(self, name: str) -> NodeWatch | None:
         """Return the watch, and with it the client, of a node."""

@@ -1,6 +1,5 @@
 """One round of the leader: follow what is recorded, let paused work go on, place, displace."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen
 from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
-from dsec.controllers.planner import Planner, request_of, unit_of
+from dsec.controllers.planner import Planner, unit_of
 from dsec.journal.bindings import Binding, Bindings
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision
@@ -54,14 +53,10 @@ class Rounds:
         early = set() if self._displacer.settled else {b.id for b in wanted if b.behind}
         trying = [b for b in wanted if b.id not in held and b.id not in early]
         decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
-        members = Counter(unit_of(binding) for binding in trying)
         # who was refused by an agent a moment ago is tried again first
-        unplaced = [
-            (binding, request_of(binding))
-            for binding, decision in decided
-            if not decision.node and not avoid.get(binding.id)
-        ]
-        told = self._displacer.ask(self._displacer.units(unplaced, members), seen, now)
+        again = {unit_of(b) for b, _ in decided if avoid.get(b.id)}
+        unplaced = [b for b, one in decided if not one.node and unit_of(b) not in again]
+        told = self._displacer.ask(unplaced, seen, now)
         waits = [(binding, Decision(binding.id)) for binding in wanted if binding.id in held]
         told |= {binding.id: self._displacer.hindrance(binding.id) for binding, _ in waits}
         late = (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
@@ -73,8 +68,7 @@ class Rounds:
 
     def _seen(self) -> Seen:
         bound = {binding.id: binding for binding in self._state.live()}
-        told = ((id_, self._fleet.status(id_, one.node)) for id_, one in bound.items())
-        states = {id_: status.state for id_, status in told if status is not None}
+        states = self._fleet.turned(self._state.effective)
         paused = frozenset(id_ for id_, one in states.items() if one is SandboxState.PAUSED)
         return Seen(bound, states, paused)
 

@@ -137,6 +137,10 @@ class AgentClient:
         raise AgentRefusedError(error.code, error.message)
 
 
+TURNED = frozenset({SandboxState.PAUSED, SandboxState.STOPPING, SandboxState.ARCHIVING})
+"""States of sandboxes that hold room and run no more, or not now."""
+
+
 @dataclass(slots=True)
 class NodeMemory:
     """What a watcher knows of a node. Times are monotonic seconds of the watcher's clock.
@@ -156,13 +160,19 @@ class NodeMemory:
     used: Usage = field(default_factory=Usage)
     live: int = 0
     sandboxes: dict[str, SandboxStatus] = field(default_factory=dict)
+    turned: set[str] = field(default_factory=set)
+    """Ids of those in a state of `TURNED`."""
 
     def take(self, state: NodeState, seen: float) -> None:
         """Merge an answer."""
         if state.full or state.boot_id != self.boot_id:
-            self.sandboxes = {}
+            self.sandboxes, self.turned = {}, set()
         for status in state.sandboxes:
             self.sandboxes[status.identity.id] = status
+            if status.state in TURNED:
+                self.turned.add(status.identity.id)
+            else:
+                self.turned.discard(status.identity.id)
         for sandbox, beaten in state.heartbeats.items():
             if (known := self.sandboxes.get(sandbox)) is not None:
                 known.last_heartbeat = beaten

@@ -1,22 +1,27 @@
 """The view and the engine hold their promises under any history: hypothesis plays the history."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from dsec.api.experiment import TaskClass
 from dsec.api.sandbox import GpuMode, Resources
+from dsec.api.wire import Device, NodeInventory
 from dsec.placement.accelerators import Accelerator, Card, slicing_for
 from dsec.placement.asked import Asked, OverCapacityError
 from dsec.placement.dimensions import LIMIT, Column, ShareScale
 from dsec.placement.engine import demand_of, place
 from dsec.placement.mix import Mix
-from dsec.placement.request import Decision, Node, Request
+from dsec.placement.request import Decision, Node, Request, node_of
 from dsec.placement.view import Booking, ClusterView
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from placement_make import GIB, node, one, request, view, why
+
+CARD = Device(uuid="g", index=0, model="a100", memory_bytes=80 * GIB)
 
 MODELS = (("NVIDIA A100-SXM4-80GB", 80), ("Tesla T4", 16))
 MODES = (
@@ -352,6 +357,44 @@ def test_the_largest_figures_do_not_overflow() -> None:
         "s4", big, cpu_shares=1 << 60, cpu_share_scale=ShareScale.RELATIVE, exclusive_cpus=True
     )
     assert not one(seen, relative).node
+
+
+def test_clients_beyond_a_card_leave_nothing_free_and_nobody_stumbles() -> None:
+    """What runs is booked whatever the card reports by now, for example once ECC took memory."""
+    cluster = view(node("a", gpus=1), node("b", gpus=1))
+    for number in range(3):
+        asked = request(
+            f"r{number}", gpu_count=1, gpu_mode=GpuMode.SHARES, gpu_memory_bytes=76 * GIB
+        )
+        cluster.book(asked, Decision(asked.id, "a", ("a-gpu-0",)), force=True)
+    row = cluster.row("a")
+    assert cluster.cards[Card.MILLI, row, 0] == 0
+    more = request("more", gpu_count=1, gpu_mode=GpuMode.SHARES, gpu_milli=100)
+    assert one(cluster, more).node == "b"
+    for number in range(3):
+        cluster.release(f"r{number}")
+    assert cluster.cards[Card.MILLI, row, 0] == 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "figures"),
+    [
+        ("cpuMilli", {"cpu_milli": 10**12}),
+        ("cpuMilli", {"cpu_milli": -1}),
+        ("devices", {"devices": [CARD.model_copy(update={"uuid": f"g{n}"}) for n in range(257)]}),
+        (
+            "devices[0].memoryBytes",
+            {"devices": [CARD.model_copy(update={"memory_bytes": 1 << 70})]},
+        ),
+        ("devices", {"devices": [CARD, CARD]}),
+    ],
+)
+def test_a_node_with_absurd_figures_is_not_described(field: str, figures: dict[str, Any]) -> None:
+    """One machine that tells nonsense must not stop the placement on all others."""
+    sane: dict[str, Any] = {"cpu_milli": 8000, "memory_bytes": 8 * GIB, "disk_bytes": 8 * GIB}
+    assert node_of("n", NodeInventory(**sane, devices=[CARD])).cpu_milli == 8000
+    with pytest.raises(ValueError, match=re.escape(f"inventory.{field}: ")):
+        node_of("n", NodeInventory(**(sane | figures)))
 
 
 def test_the_thirteenth_client_is_refused_although_memory_is_free() -> None:

@@ -220,7 +220,8 @@ def take(state: CardState, card: Accelerator, claim: Claim) -> None:
         )
         state[_OPEN] = state[_OPEN] & 1 << SLICED if room else 0
     else:
-        state[_MILLI] -= claim.milli
+        # what runs is booked even beyond the card; its free part is an index, never below 0
+        state[_MILLI] = max(0, state[_MILLI] - claim.milli)
         state[_MEMORY] -= claim.memory
         if claim.limit and claim.limit < state[_LIMIT]:
             state[_LIMIT] = claim.limit

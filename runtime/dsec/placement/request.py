@@ -44,6 +44,9 @@ class TaskSize(StrEnum):
     """Whole cards only."""
 
 
+MOST_CPU_MILLI = 10**8
+MOST_DEVICES = 256
+"""Far more than machines have; every CPU and device costs memory in each view."""
 LEVELS = ("host", "rack", "zone", "region")
 """Levels of the topology, narrow to wide; a host is its node."""
 
@@ -169,8 +172,9 @@ def node_of(
 
     Well-known labels fill the topology (`rack`, `zone`, `region`, `segment`), the pool's kind
     (`pool-kind`) and the task size (`task-size`); taints come as the label `taints`, separated by
-    commas. Unknown values of kind and size are refused with ValueError.
+    commas. Raises ValueError where kind or size has an unknown value, or a figure makes no sense.
     """
+    _check(inventory)
     given = labels or {}
     devices = tuple(
         Accelerator(
@@ -207,6 +211,25 @@ def node_of(
         segment=given.get("segment", ""),
         cpus=tuple(range(inventory.cpu_milli // WHOLE)),
     )
+
+
+def _check(inventory: NodeInventory) -> None:
+    """Raise ValueError for what no machine has: arrays could not hold it, or would fill memory."""
+    devices = inventory.devices
+    figures = [
+        ("cpuMilli", inventory.cpu_milli, MOST_CPU_MILLI),
+        ("devices", len(devices), MOST_DEVICES),
+        *(
+            (f"devices[{n}].memoryBytes", one.memory_bytes, UNMETERED)
+            for n, one in enumerate(devices)
+        ),
+    ]
+    for name, figure, most in figures:
+        if not 0 <= figure <= most:
+            raise ValueError(f"inventory.{name}: {figure}; 0 to {most} are allowed")
+    if len({one.uuid for one in devices}) < len(devices):
+        # a card that is counted twice would be given out twice
+        raise ValueError("inventory.devices: two have the same uuid; each has one of its own")
 
 
 def _slicing(model: str, memory_bytes: int, modes: list[str]) -> Slicing | None:

@@ -358,6 +358,8 @@ class Displacer:
             self._tell(unit, asked, now)
         self._stops += [one.id for one in asked if one.stops]
         self._pauses += [one.id for one in asked if not one.stops]
+        for one in asked:
+            self._resuming.pop(one.id, None)
 
     def _words(self, victim: Binding, how: str) -> str:
         name = name_of(self._for.get(victim.id), victim.tenant)

@@ -8,10 +8,13 @@ from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, Identity, Resources, SandboxSpec
 from dsec.api.tenant import Amounts, Quota, TenantSpec
 from dsec.api.wire import Device, NodeInventory
-from dsec.controllers.planner import Planner
+from dsec.controllers.planner import Planner, request_of
 from dsec.controllers.tenants import used_by
 from dsec.journal.bindings import Binding, Needs
+from dsec.placement.plans import Asking, Plan, PreemptionPolicy
+from dsec.placement.preemption import plan
 from dsec.placement.request import Decision, Node, node_of
+from dsec.placement.words import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +166,29 @@ def test_a_quota_that_contradicts_itself_leaves_the_last_one() -> None:
     assert len(bound(wanted, turn(planner, wanted))) == 2
 
 
+def test_a_project_owns_its_part_of_the_tenants_share() -> None:
+    """Of eight cores three are the project's own: others get five, and it gets three (TEN-03)."""
+    planner = Planner()
+    quota = Quota(nominal=Amounts(cpu_milli=8000), projects={"p": Amounts(cpu_milli=3000)})
+    spec = TenantSpec(projects=["p", "q"], quota=quota)
+    planner.sync([machine("n", 64)], {"t": spec}, [])
+    others = [binding(n) for n in range(10, 20)]
+    for one in others:
+        one.spec.identity.project = "q"
+    assert len(bound(others, turn(planner, others))) == 5
+    own = [binding(n) for n in range(4)]
+    found = turn(planner, own)
+    assert len(bound(own, found)) == 3
+    assert "own share of t/p" in explain(found[own[3].id].refusals)
+
+
+def test_a_quota_that_gives_away_more_than_it_has_is_told() -> None:
+    """The sum of what projects own is within the tenant's; the message names both figures."""
+    quota = Quota(nominal=Amounts(sandboxes=5), projects={"p": Amounts(sandboxes=6)})
+    assert "t/p: nominal.sandboxes: 6" in quota_problem("t", TenantSpec(quota=quota))
+    assert quota_problem("t", tenant(sandboxes=5)) == ""
+
+
 def test_room_is_kept_for_a_gang_that_has_waited() -> None:
     """A gang of the whole machine is next, although single ones come all the time."""
     planner = Planner()
@@ -176,6 +202,33 @@ def test_room_is_kept_for_a_gang_that_has_waited() -> None:
     planner.sync([machine("n", 8)], {"t": tenant()}, [])
     after = turn(planner, [*gang, *late], seconds=102)
     assert all(after[one.id].node for one in gang)
+
+
+def test_work_of_a_queue_that_nobody_declared_may_ask_for_the_place_of_others() -> None:
+    """The word in a document must not end the leader's term: it counts as the default queue."""
+    planner = Planner()
+    soft = [binding(n, cpu=4000, node="n", task_class=TaskClass.PREEMPTIBLE) for n in range(2)]
+    planner.sync([machine("n", 8)], {"t": tenant()}, soft)
+    asker = binding(9, cpu=4000)
+    asker.needs.queue, asker.priority = "nightly", 1
+    request, entry = request_of(asker), planner.entry(asker)
+    since = NOW.timestamp()
+    asking = Asking((request,), (entry,), since)
+    made = plan(planner.view, planner.ledger, asking, PreemptionPolicy(), since + 61)
+    assert isinstance(made, Plan)
+    assert len(made.displacements) == 1
+
+
+def test_limits_on_run_time_are_forgotten_with_what_they_limit() -> None:
+    """Also where the node went first: a leader that lives long does not grow."""
+    planner = Planner()
+    one = binding(1, node="n")
+    one.spec.max_run_seconds, one.bound_at = 60, NOW
+    planner.sync([machine("n")], {"t": tenant()}, [one])
+    assert planner._ends == {one.id: NOW.timestamp() + 60}
+    planner.sync([], {"t": tenant()}, [one])
+    planner.sync([], {"t": tenant()}, [])
+    assert planner._ends == {}
 
 
 @settings(max_examples=40, deadline=None)

@@ -86,6 +86,21 @@ def test_keyed_creates_get_images_as_experiments_do(simulate: Callable[..., None
     simulate(scenario)
 
 
+def test_a_run_limit_that_is_none_is_refused_by_its_name(simulate: Callable[..., None]) -> None:
+    """Neither 0 nor less is a time to run: the caller is told, not the leader's log."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await world(sim)
+            for wrong in (0, -5):
+                body = {"creates": [{**create("k"), "maxRunSeconds": wrong}]}
+                answer = await sim.client.post(WHERE, json=body)
+                assert answer.status_code == 422, answer.text
+                assert "maxRunSeconds" in answer.text
+
+    simulate(scenario)
+
+
 def test_a_create_without_a_usable_image_is_refused_in_words(simulate: Callable[..., None]) -> None:
     """Nothing is bound to the key; the others of the batch are served, in order."""
 

@@ -17,6 +17,21 @@ from dsec.world.memory import MemoryObjects
 from placement_make import many, node, request, view
 
 
+async def test_dumps_that_nobody_waits_for_any_more_are_forgotten() -> None:
+    """Whoever asks while nothing is to be decided gives up; a thousand of them leave nothing."""
+    objects = MemoryObjects()
+    recorder = Recorder(HistoryWriter(objects, SystemClock(), node="c", boot_id="epoch-1"), 1)
+    for _ in range(1000):
+        recorder.ask().cancel()
+    assert len(recorder._asked) == 1
+    books = Ledger()
+    books.put(Account("t", {"cpu_milli": 5000}))
+    asked = request("r")
+    wanted = [Wanted(asked, Entry("r", "t/p", amounts_of(asked.resources)))]
+    recorder.before(view(node("a", 4)), books, Mix(), wanted, at=datetime.now(UTC))
+    assert recorder._dump is None
+
+
 async def test_a_round_from_its_start_to_history() -> None:
     """Two classes, one of them named by two rows: two rows of records, with the quota before."""
     objects = MemoryObjects()

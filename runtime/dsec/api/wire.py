@@ -181,7 +181,7 @@ class KeyedCreate(WireModel):
     resources: Resources
     item: str | None = None
     stdin: str | None = None
-    max_run_seconds: float | None = None
+    max_run_seconds: float | None = Field(default=None, gt=0)
     isolation: IsolationLevel = IsolationLevel.CONTAINER
     labels: dict[str, str] = {}
 

@@ -51,6 +51,7 @@ class Recorder:
 
     def ask(self) -> asyncio.Future[DecisionDump]:
         """Ask for a dump of the next round that has anything to decide."""
+        self._asked = [one for one in self._asked if not one.done()]
         self._asked.append(asyncio.get_running_loop().create_future())
         return self._asked[-1]
 
@@ -76,7 +77,7 @@ class Recorder:
         by_id = {one.request.id: one for one in wanted}
         self._round = _Round(at, view.fork(), by_id, figures)
         self._dump = None
-        if self._asked and wanted:
+        if wanted and not all(one.done() for one in self._asked):
             self._dump = dump(
                 view,
                 [one.request for one in wanted],

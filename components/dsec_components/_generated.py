@@ -354,6 +354,9 @@ class Quota(TypedDict):
     ceiling: NotRequired[pulumi.Input[Amounts]]
     """Most with borrowing; unset: equal to nominal."""
 
+    projects: NotRequired[pulumi.Input[dict[str, pulumi.Input[Amounts]]]]
+    """What single projects own of the nominal amounts; others share what is left."""
+
 
 class DefaultResources(TypedDict):
     """Ceilings for roles that declare none; each use is listed in status.resolved."""

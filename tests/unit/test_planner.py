@@ -8,12 +8,13 @@ from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, Identity, Resources, SandboxSpec
 from dsec.api.tenant import Amounts, Quota, TenantSpec
 from dsec.api.wire import Device, NodeInventory
-from dsec.controllers.planner import Planner, request_of
+from dsec.controllers.planner import Planner, quota_problem, request_of
 from dsec.controllers.tenants import used_by
 from dsec.journal.bindings import Binding, Needs
 from dsec.placement.plans import Asking, Plan, PreemptionPolicy
 from dsec.placement.preemption import plan
 from dsec.placement.request import Decision, Node, node_of
+from dsec.placement.words import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +164,29 @@ def test_a_quota_that_contradicts_itself_leaves_the_last_one() -> None:
     planner.sync([machine("n")], {"t": wrong}, [])
     wanted = [binding(n) for n in range(3)]
     assert len(bound(wanted, turn(planner, wanted))) == 2
+
+
+def test_a_project_owns_its_part_of_the_tenants_share() -> None:
+    """Of eight cores three are the project's own: others get five, and it gets three (TEN-03)."""
+    planner = Planner()
+    quota = Quota(nominal=Amounts(cpu_milli=8000), projects={"p": Amounts(cpu_milli=3000)})
+    spec = TenantSpec(projects=["p", "q"], quota=quota)
+    planner.sync([machine("n", 64)], {"t": spec}, [])
+    others = [binding(n) for n in range(10, 20)]
+    for one in others:
+        one.spec.identity.project = "q"
+    assert len(bound(others, turn(planner, others))) == 5
+    own = [binding(n) for n in range(4)]
+    found = turn(planner, own)
+    assert len(bound(own, found)) == 3
+    assert "own share of t/p" in explain(found[own[3].id].refusals)
+
+
+def test_a_quota_that_gives_away_more_than_it_has_is_told() -> None:
+    """The sum of what projects own is within the tenant's; the message names both figures."""
+    quota = Quota(nominal=Amounts(sandboxes=5), projects={"p": Amounts(sandboxes=6)})
+    assert "t/p: nominal.sandboxes: 6" in quota_problem("t", TenantSpec(quota=quota))
+    assert quota_problem("t", tenant(sandboxes=5)) == ""
 
 
 def test_room_is_kept_for_a_gang_that_has_waited() -> None:

@@ -27,6 +27,11 @@ class Quota(WireModel):
     ceiling: Amounts | None = Field(
         default=None, description="Most with borrowing; unset: equal to nominal."
     )
+    projects: dict[DnsName, Amounts] = Field(
+        default={},
+        max_length=1000,
+        description="What single projects own of the nominal amounts; others share what is left.",
+    )
 
 
 class DefaultResources(WireModel):

@@ -122,19 +122,28 @@ class Planner:
             del self._ends[id_]
 
     def _sync_accounts(self, tenants: Mapping[str, TenantSpec]) -> None:
-        gone = [path for path in self._accounts if path not in tenants]
+        wanted = {
+            path: (name, project)
+            for name, spec in tenants.items()
+            for path, project in (
+                (name, ""),
+                *((f"{name}/{project}", project) for project in spec.quota.projects),
+            )
+        }
+        # projects first: what they no longer own is their tenant's to give again
+        gone = sorted((path for path in self._accounts if path not in wanted), reverse=True)
         for path in gone:
             self.ledger.remove(path)
             del self._accounts[path]
         changed = False
-        for path, spec in tenants.items():
+        for path, (name, project) in wanted.items():
             try:
-                account = account_of(path, spec)
+                account = account_of(name, tenants[name], project)
                 if self._accounts.get(path) != account:
                     self.ledger.put(account)
                     self._accounts[path], changed = account, True
             except QuotaError as error:
-                # what it had before holds on; admission refuses such records
+                # what it had before holds on
                 log.warning("quota not taken", account=path, error=str(error))
         if changed or gone or self._moved:
             self._moved = False
@@ -142,7 +151,7 @@ class Planner:
 
     def _lend(self) -> None:
         """Let tenants borrow what no tenant owns: the machines less all nominal amounts."""
-        owned = total(account.nominal for account in self._accounts.values())
+        owned = total(one.nominal for path, one in self._accounts.items() if "/" not in path)
         there = total(
             {
                 "cpu_milli": node.cpu_milli,
@@ -393,9 +402,15 @@ def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
     )
 
 
-def account_of(name: str, spec: TenantSpec) -> Account:
-    """Return the account of a tenant. Raises QuotaError where its quota contradicts itself."""
+def account_of(name: str, spec: TenantSpec, project: str = "") -> Account:
+    """Return the account of a tenant, or of a project of it that owns something.
+
+    Raises QuotaError where its quota contradicts itself.
+    """
     quota = spec.quota
+    if project:
+        path = f"{name}/{project}"
+        return Account(path, limits(quota.projects[project].model_dump(), path, "relative"))
     nominal = limits(quota.nominal.model_dump(), name, "relative")
     ceiling = None
     if quota.ceiling is not None:
@@ -403,3 +418,14 @@ def account_of(name: str, spec: TenantSpec) -> Account:
     # a ceiling above what it owns is the tenant's word that it borrows, and gives back
     above = TaskClass.PAUSABLE if ceiling is not None else None
     return Account(name, nominal, ceiling, COHORT, above)
+
+
+def quota_problem(name: str, spec: TenantSpec) -> str:
+    """Return what is wrong with a tenant's quota in itself; empty: nothing."""
+    ledger = Ledger()
+    try:
+        for project in ("", *sorted(spec.quota.projects)):
+            ledger.put(account_of(name, spec, project))
+    except QuotaError as error:
+        return str(error)
+    return ""

@@ -4,7 +4,7 @@ Only this controller writes the tenant and project labels of a namespace; an obj
 namespace's. Quota limits are read from the spec at each placement round, so an edit is live.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,6 +17,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import Amounts, Purge, TenantSpec, TenantStatus
 from dsec.controllers.collector import Collector
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.planner import quota_problem
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.world.cache import Cache, Key, key_of
@@ -69,15 +70,13 @@ class Tenants:
         purge = await self._purge(key[1], tenant.status.purge)
         projects = set(tenant.spec.projects)
         members = [e for e in self.experiments.all() if e["metadata"]["namespace"] in projects]
+        reason, message = _verdict(taken, quota_problem(key[1], tenant.spec))
+        ready = reason is RecordReason.READY
         condition = Condition(
             type="Ready",
-            status=ConditionStatus.FALSE if taken else ConditionStatus.TRUE,
-            reason=(RecordReason.NAMESPACE_TAKEN if taken else RecordReason.READY).value,
-            message=(
-                f"namespaces of another tenant: {', '.join(taken)}"
-                if taken
-                else "its namespaces are its own"
-            ),
+            status=ConditionStatus.TRUE if ready else ConditionStatus.FALSE,
+            reason=reason.value,
+            message=message,
             observed_generation=tenant.metadata.generation,
         )
         now = self.clock.now().replace(microsecond=0)
@@ -157,6 +156,14 @@ class Tenants:
             # where the stack makes the namespaces, this controller may only label them
             log.warning("namespace cannot be labelled", project=project, error=str(problem))
         return True
+
+
+def _verdict(taken: Sequence[str], quota: str) -> tuple[RecordReason, str]:
+    if taken:
+        return RecordReason.NAMESPACE_TAKEN, f"namespaces of another tenant: {', '.join(taken)}"
+    if quota:
+        return RecordReason.INVALID, f"the last quota that made sense holds: {quota}"
+    return RecordReason.READY, "its namespaces are its own"
 
 
 def used_by(live: Iterable[Binding], tenant: str) -> Amounts:

@@ -1,17 +1,24 @@
 """Asking registries for digests: what is known, what is unknown, and who is away."""
 
+import asyncio
 import hashlib
 from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 from dsec.world.inprocess import Fault, InProcessNetwork
-from dsec.world.registry import HttpRegistry, ImageUnknownError, RegistryAwayError
+from dsec.world.registry import (
+    MANIFEST_BYTES,
+    MOST_CLIENTS,
+    HttpRegistry,
+    ImageUnknownError,
+    RegistryAwayError,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 BODY = b'{"schemaVersion": 2}'
 DIGEST = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
@@ -162,6 +169,46 @@ async def test_the_size_of_an_image(registry: HttpRegistry, name: str, size: int
     assert await registry.size(f"sizes.example/{name}:1") == size
     if name == "machines":
         assert await registry.size(f"sizes.example/{name}@{AMD}") == 101
+
+
+class _Endless:
+    """A registry of somebody who means no good: its answers never end, or never come."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
+        self.sent = 0
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer for ever."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await asyncio.sleep(self.pause)
+            self.sent += 1 << 20
+            await send({"type": "http.response.body", "body": b" " * (1 << 20), "more_body": True})
+
+
+async def test_an_answer_without_end_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any tenant may name any registry: none may fill the leader's memory, or keep it waiting."""
+    flood, drip = _Endless(0), _Endless(0.05)
+    network = InProcessNetwork({"https://flood.example": flood, "https://drip.example": drip})
+    with pytest.raises(RegistryAwayError, match="more than"):
+        await HttpRegistry(network).size("flood.example/base:1")
+    assert flood.sent <= 4 * MANIFEST_BYTES
+    monkeypatch.setattr("dsec.world.registry.ANSWER_SECONDS", 0.1)
+    with pytest.raises(RegistryAwayError, match="does not answer"):
+        await HttpRegistry(network).size("drip.example/base:1")
+
+
+async def test_connections_to_many_registries_are_not_kept(
+    routes: MutableMapping[str, ASGIApp],
+) -> None:
+    """References name hosts without limit; the leader keeps the last ones."""
+    registry = HttpRegistry(InProcessNetwork(routes))
+    for number in range(MOST_CLIENTS + 20):
+        with pytest.raises(RegistryAwayError):
+            await registry.digest(f"r{number}.example/base:1")
+    assert len(registry._clients) == MOST_CLIENTS
+    assert await registry.digest("registry.example/guarded:1") == DIGEST
 
 
 async def test_no_size(registry: HttpRegistry) -> None:

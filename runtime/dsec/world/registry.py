@@ -4,12 +4,16 @@
 holds a table for tests and the simulator. Neither keeps answers: whoever asks often caches.
 """
 
+import asyncio
 import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httpx2
@@ -24,6 +28,12 @@ MANIFESTS = (
 """Forms of manifests that nodes can use, lists of machines first: the digest must name the list."""
 SECONDS = 4.0
 """A registry that does not answer in this time is away: experiments do not wait for it."""
+ANSWER_SECONDS = 12.0
+"""The same for one whole answer, token included: a trickle never times out by itself."""
+MANIFEST_BYTES = 4 << 20
+"""Most of one answer: manifests may have 4 MiB, and whoever names an image picks its registry."""
+MOST_CLIENTS = 64
+"""Registries whose connections are kept; the one not asked for longest goes first."""
 MACHINES = 16
 """Manifests of one list that are looked at for their sizes."""
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
@@ -56,6 +66,14 @@ class Registry(Protocol):
         ...
 
 
+class _Answer(NamedTuple):
+    """One whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
 class HttpRegistry:
     """Asks registries over HTTP. Owns its connections, one client per registry."""
 
@@ -71,6 +89,7 @@ class HttpRegistry:
         self._default = default_registry
         self._plain = plain_http
         self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._busy: Counter[str] = Counter()
 
     @classmethod
     def from_environment(
@@ -125,7 +144,7 @@ class HttpRegistry:
     async def _manifest(self, reference: str) -> Any:
         answer = await self._ask("GET", reference)
         try:
-            return answer.json()
+            return json.loads(answer.content)
         except ValueError:
             _, registry = self._place(reference)
             raise RegistryAwayError(f"registry {registry} told no manifest") from None
@@ -138,32 +157,47 @@ class HttpRegistry:
             raise ImageUnknownError(f"{reference} names no registry, and there is no default one")
         return image, registry
 
-    async def _ask(self, method: str, reference: str) -> httpx2.Response:
+    async def _ask(self, method: str, reference: str) -> "_Answer":
         """Return a registry's answer about a manifest, as far as it is one."""
         image, registry = self._place(reference)
         path = f"/v2/{image.repository}/manifests/{image.digest or image.tag or 'latest'}"
         try:
-            answer = await self._send(method, registry, path)
-        except httpx2.HTTPError as problem:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await self._send(method, registry, path)
+        except (httpx2.HTTPError, TimeoutError) as problem:
             why = str(problem) or type(problem).__name__
             raise RegistryAwayError(f"registry {registry} does not answer: {why}") from problem
-        if answer.status_code == httpx2.codes.NOT_FOUND:
+        if answer.status == httpx2.codes.NOT_FOUND:
             raise ImageUnknownError(f"registry {registry} has no {reference}")
-        if not answer.is_success:
-            raise RegistryAwayError(f"registry {registry} answered {answer.status_code}")
+        if not httpx2.codes.is_success(answer.status):
+            raise RegistryAwayError(f"registry {registry} answered {answer.status}")
         return answer
 
-    async def _send(self, method: str, registry: str, path: str) -> httpx2.Response:
+    async def _send(self, method: str, registry: str, path: str) -> "_Answer":
         """Ask once, and where the registry wants a token once more with one."""
-        client = self._client(registry)
         headers = {"Accept": MANIFESTS}
-        answer = await client.request(method, path, headers=headers)
-        if answer.status_code == httpx2.codes.UNAUTHORIZED:
+        answer = await self._request(method, registry, path, headers=headers)
+        if answer.status == httpx2.codes.UNAUTHORIZED:
             token = await self._token(answer.headers.get("www-authenticate", ""))
             if token:
                 headers["Authorization"] = f"Bearer {token}"
-                answer = await client.request(method, path, headers=headers)
+                answer = await self._request(method, registry, path, headers=headers)
         return answer
+
+    async def _request(
+        self, method: str, host: str, path: str, *, scheme: str = "", **more: Any
+    ) -> "_Answer":
+        """Return one whole answer. Raises RegistryAwayError where it is too large, HTTPError."""
+        async with (
+            self._client(host, scheme) as client,
+            client.stream(method, path, **more) as answer,
+        ):
+            content = bytearray()
+            async for part in answer.aiter_bytes():
+                content += part
+                if len(content) > MANIFEST_BYTES:
+                    raise RegistryAwayError(f"{host} answered more than {MANIFEST_BYTES} bytes")
+            return _Answer(answer.status_code, answer.headers, bytes(content))
 
     async def _token(self, challenge: str) -> str:
         """Return an anonymous token of the service that a challenge names; empty: none is given."""
@@ -173,22 +207,37 @@ class HttpRegistry:
         if kind.lower() != "bearer" or place.scheme not in {"http", "https"}:
             return ""
         query = {name: asked[name] for name in ("service", "scope") if name in asked}
-        client = self._client(place.netloc, scheme=place.scheme)
-        answer = await client.get(place.path or "/", params=query)
-        if not answer.is_success:
+        path = place.path or "/"
+        answer = await self._request("GET", place.netloc, path, scheme=place.scheme, params=query)
+        if not httpx2.codes.is_success(answer.status):
             return ""
         try:
-            told = answer.json()
+            told = json.loads(answer.content)
         except ValueError:
+            return ""
+        if not isinstance(told, dict):
             return ""
         return str(told.get("token") or told.get("access_token") or "")
 
-    def _client(self, host: str, *, scheme: str = "") -> httpx2.AsyncClient:
+    @asynccontextmanager
+    async def _client(self, host: str, scheme: str) -> AsyncIterator[httpx2.AsyncClient]:
+        """Lend the client of a registry; beyond MOST_CLIENTS idle ones are closed."""
         scheme = scheme or ("http" if host in self._plain else "https")
         url = f"{scheme}://{_HUB_API if host == _HUB else host}"
-        if url not in self._clients:
-            self._clients[url] = self._network.client(url, timeout=SECONDS)
-        return self._clients[url]
+        client = self._clients.pop(url, None) or self._network.client(url, timeout=SECONDS)
+        self._clients[url] = client
+        self._busy[url] += 1
+        try:
+            yield client
+        finally:
+            self._busy[url] -= 1
+            if not self._busy[url]:
+                del self._busy[url]
+            over = len(self._clients) - MOST_CLIENTS
+            idle = [one for one in self._clients if one not in self._busy]
+            # out of reach first: nobody may take one that is about to close
+            for old in [self._clients.pop(one) for one in idle[: max(0, over)]]:
+                await old.aclose()
 
 
 def _parsed(reference: str) -> imageref.ImageRef:

@@ -101,6 +101,24 @@ def test_a_run_limit_that_is_none_is_refused_by_its_name(simulate: Callable[...,
     simulate(scenario)
 
 
+def test_absurd_resources_are_refused_before_the_leader_counts(
+    simulate: Callable[..., None],
+) -> None:
+    """Figures without end are whole numbers, too; as fractions of a machine they overflow."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await world(sim)
+            for field in ("cpuMilli", "gpuCount"):
+                asked = create("k")
+                asked["resources"][field] = 10**400
+                answer = await sim.client.post(WHERE, json={"creates": [asked]})
+                assert answer.status_code == 422, answer.text
+                assert f"{field}: at most 9007199254740992" in answer.text
+
+    simulate(scenario)
+
+
 def test_a_create_without_a_usable_image_is_refused_in_words(simulate: Callable[..., None]) -> None:
     """Nothing is bound to the key; the others of the batch are served, in order."""
 

@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dsec.api.base import WireModel
+from dsec.api.meta import MAX_INT
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxSpec, SandboxState, SandboxStatus
 
 PROTOCOL = 1
@@ -184,6 +185,16 @@ class KeyedCreate(WireModel):
     max_run_seconds: float | None = Field(default=None, gt=0)
     isolation: IsolationLevel = IsolationLevel.CONTAINER
     labels: dict[str, str] = {}
+
+    @field_validator("resources")
+    @classmethod
+    def _bounded(cls, resources: Resources) -> Resources:
+        """Refuse figures that records could not hold; whoever computes with them may overflow."""
+        for name, field in Resources.model_fields.items():
+            amount = getattr(resources, name)
+            if isinstance(amount, int) and amount > MAX_INT:
+                raise ValueError(f"{field.alias}: at most {MAX_INT} is allowed")
+        return resources
 
 
 class CreateBatch(WireModel):

@@ -54,6 +54,8 @@ class Planner:
         self._kept: Reservation | None = None
         self._rested: dict[str, float] = {}
         self._ends: dict[str, float] = {}
+        self._held: set[str] = set()
+        self._unbooked: set[str] = set()
         self._moved = True
         self._smallest: dict[str, int] = {}
 
@@ -70,18 +72,41 @@ class Planner:
 
         `held` are bookings of work that waits: room that is kept for it.
         """
-        self._sync_nodes({node.name: node for node in nodes})
-        bound = {binding.id: binding for binding in live}
-        self._sync_bookings(bound, held)
-        self._sync_accounts(tenants)
-        self._sync_entries(bound)
+        self.follow(nodes, tenants, {binding.id: binding for binding in live}, held)
 
-    def _sync_nodes(self, nodes: Mapping[str, Node]) -> None:
+    def follow(
+        self,
+        nodes: Iterable[Node],
+        tenants: Mapping[str, TenantSpec],
+        bound: Mapping[str, Binding],
+        held: Collection[str] = (),
+        *,
+        changed: Iterable[str] | None = None,
+    ) -> None:
+        """Follow what is recorded, as `sync` does.
+
+        `changed` are the ids that may be bound otherwise than at the last call: a round costs what
+        they are, not what lives. Without them, and where nodes came or went, all is looked at.
+        """
+        moved = self._sync_nodes({node.name: node for node in nodes})
+        if changed is None or moved:
+            ids = {*bound, *self.view.bookings(), *self.ledger.entries, *self._ends}
+        else:
+            # held room that is given up, and what could not be booked, may be news as well
+            ids = {*changed, *self._held.difference(held), *self._unbooked}
+        self._held = set(held)
+        self._sync_bookings(bound, held, ids)
+        self._sync_accounts(tenants)
+        self._sync_entries(bound, ids)
+
+    def _sync_nodes(self, nodes: Mapping[str, Node]) -> bool:
+        """Take the nodes over and return whether some came or went."""
         known = self.view.nodes
         gone = [name for name in known if name not in nodes]
         for name in gone:
             self.view.remove(name)
         changed = [node for name, node in nodes.items() if known.get(name) is not node]
+        moved = bool(gone) or any(node.name not in known for node in changed)
         for node in changed:
             self.view.put(node)
         if changed or gone:
@@ -91,13 +116,17 @@ class Planner:
                 for card in node.devices:
                     least = self._smallest.get(card.model, card.memory_bytes)
                     self._smallest[card.model] = min(least, card.memory_bytes)
+        return moved
 
-    def _sync_bookings(self, bound: Mapping[str, Binding], held: Collection[str]) -> None:
+    def _sync_bookings(
+        self, bound: Mapping[str, Binding], held: Collection[str], ids: Collection[str]
+    ) -> None:
         booked, nodes = self.view.bookings(), self.view.nodes
         stale = [
             id_
-            for id_, booking in booked.items()
-            if id_ not in held
+            for id_ in ids
+            if (booking := booked.get(id_)) is not None
+            and id_ not in held
             and (
                 (binding := bound.get(id_)) is None
                 or binding.node != booking.node
@@ -107,19 +136,24 @@ class Planner:
         for id_ in stale:
             self.view.release(id_)
             self._ends.pop(id_, None)
-        for id_, binding in bound.items():
+        self._unbooked = set()
+        # in the order in which they were bound, as a new leader books them
+        for binding in sorted((bound[i] for i in ids if i in bound), key=_arrival):
+            id_ = binding.id
             if id_ not in booked and binding.node in nodes:
                 decision = Decision(id_, binding.node, tuple(binding.spec.devices))
                 try:
                     self.view.book(request_of(binding), decision, force=True)
                 except ValueError as error:
                     # its agent runs it all the same; the agent's last word keeps others off
+                    self._unbooked.add(id_)
                     log.warning("cannot be booked", sandbox=id_, error=str(error))
             if binding.spec.max_run_seconds and binding.bound_at and id_ not in self._ends:
                 self._ends[id_] = binding.bound_at.timestamp() + binding.spec.max_run_seconds
-        for id_ in self._ends.keys() - bound.keys():
-            # also where its node, and its booking with it, went first
-            del self._ends[id_]
+        for id_ in ids:
+            if id_ not in bound:
+                # also where its node, and its booking with it, went first
+                self._ends.pop(id_, None)
 
     def _sync_accounts(self, tenants: Mapping[str, TenantSpec]) -> None:
         wanted = {
@@ -166,11 +200,12 @@ class Planner:
         spare = {d: max(0, value - owned.get(d, 0)) for d, value in there.items()}
         self.ledger.put_cohort(COHORT, spare)
 
-    def _sync_entries(self, bound: Mapping[str, Binding]) -> None:
-        for id_ in [id_ for id_ in self.ledger.entries if id_ not in bound]:
-            self.ledger.end(id_)
-        new = [b for id_, b in bound.items() if id_ not in self.ledger.entries]
-        for binding in sorted(new, key=lambda b: (b.bound_at or b.at, b.order, b.id)):
+    def _sync_entries(self, bound: Mapping[str, Binding], ids: Collection[str]) -> None:
+        for id_ in ids:
+            if id_ in self.ledger.entries and id_ not in bound:
+                self.ledger.end(id_)
+        new = [bound[id_] for id_ in ids if id_ in bound and id_ not in self.ledger.entries]
+        for binding in sorted(new, key=_arrival):
             entry = self.entry(binding)
             # in their order, so that again what is above its tenant's share can be asked back
             if self.ledger.admit(entry).refusals:
@@ -374,6 +409,10 @@ class _Round:
 def unit_of(binding: Binding) -> str:
     """Return the name of what starts together or not at all."""
     return binding.gang or binding.id
+
+
+def _arrival(binding: Binding) -> tuple[datetime, int, str]:
+    return binding.bound_at or binding.at, binding.order, binding.id
 
 
 def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:

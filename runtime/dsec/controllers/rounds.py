@@ -34,6 +34,7 @@ class Rounds:
         self._state = state
         self._tenants = tenants
         self._paused: frozenset[str] = frozenset()
+        self._changed: set[str] | None = None
 
     def decide(
         self, wanted: Sequence[Binding], avoid: Mapping[str, Sequence[str]], now: float
@@ -67,16 +68,17 @@ class Rounds:
         ]
 
     def _seen(self) -> Seen:
-        bound = {binding.id: binding for binding in self._state.live()}
         states = self._fleet.turned(self._state.effective)
         paused = frozenset(id_ for id_, one in states.items() if one is SandboxState.PAUSED)
-        return Seen(bound, states, paused)
+        return Seen(self._state.bound, states, paused)
 
     def _follow(self, seen: Seen) -> None:
         """Bring view and ledger in line with bind log and agents."""
         planner = self._planner
-        planner.sync(
-            self._fleet.nodes(), self._tenants(), seen.bound.values(), self._displacer.held
+        # taken before it is looked at: what changes in the meantime is looked at again
+        changed, self._changed = self._changed, self._state.follow(self._changed)
+        planner.follow(
+            self._fleet.nodes(), self._tenants(), seen.bound, self._displacer.held, changed=changed
         )
         before, self._paused = self._paused, self._displacer.counted_paused(seen)
         resting.follow(planner.view, planner.ledger, before, self._paused)

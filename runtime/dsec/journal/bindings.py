@@ -5,8 +5,9 @@ state. A binding is *effective* while it has a node and has not ended: only the 
 of that incarnation, may change anything through dsec.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field
@@ -109,6 +110,8 @@ class Bindings:
         self._by_experiment: dict[str, dict[str, None]] = {}
         self._waiting: dict[str, None] = {}
         self._order = 0
+        self._bound: dict[str, Binding] = {}
+        self._followers: list[set[str]] = []
 
     def key(self, tenant: str, key: str) -> Binding | None:
         """Return the newest binding of a tenant's key."""
@@ -135,11 +138,23 @@ class Bindings:
         """Return what has no node yet, in order of arrival."""
         return [self.by_id[i] for i in self._waiting]
 
+    @property
+    def bound(self) -> Mapping[str, Binding]:
+        """What holds room on a node now, by id."""
+        return MappingProxyType(self._bound)
+
     def live(self) -> Iterator[Binding]:
         """Yield what holds room on a node now."""
-        for ids in self._by_node.values():
-            for i in ids:
-                yield self.by_id[i]
+        yield from self._bound.values()
+
+    def follow(self, instead: set[str] | None = None) -> set[str]:
+        """Return a set that from now on gets the ids of whatever is bound otherwise than before.
+
+        Who follows empties nothing: the next set is asked for `instead` of the last one.
+        """
+        self._followers = [one for one in self._followers if one is not instead]
+        self._followers.append(set())
+        return self._followers[-1]
 
     def effective(self, sandbox: str, node: str) -> bool:
         """Return whether the copy of a sandbox on that node is the one that counts."""
@@ -199,13 +214,21 @@ class Bindings:
         if binding.ended_at is None:
             self._place(binding)
 
+    def _touch(self, sandbox: str) -> None:
+        for follower in self._followers:
+            follower.add(sandbox)
+
     def _place(self, binding: Binding) -> None:
+        self._touch(binding.id)
         if binding.node:
+            self._bound[binding.id] = binding
             self._by_node.setdefault(binding.node, {})[binding.id] = None
         else:
             self._waiting[binding.id] = None
 
     def _unplace(self, binding: Binding) -> None:
+        self._touch(binding.id)
+        self._bound.pop(binding.id, None)
         self._waiting.pop(binding.id, None)
         ids = self._by_node.get(binding.node, {})
         ids.pop(binding.id, None)

@@ -185,7 +185,8 @@ def _inline(node: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 def _keyword(key: str, value: Any, defs: Mapping[str, Schema]) -> Schema:
     """Translate one JSON Schema keyword to what OpenAPI 3.0 and Kubernetes call it."""
-    if key in {"title", "default", "$defs"}:
+    if key in {"title", "default", "$defs", "propertyNames"}:
+        # names of a map's keys have no place in a structural schema: the model checks them
         return {}
     if key == "properties":
         return {key: {name: _property(name, one, defs) for name, one in value.items()}}

@@ -98,17 +98,18 @@ async def test_a_lost_state_directory_adopts_what_runs(world: World) -> None:
 async def test_deadlines_survive_a_restart(world: World) -> None:
     """The run time counts from the stored start, not from the restart."""
     agent = await world.start()
-    await world.create(spec(1, 60, max_run_seconds=2.0))
+    await world.create(spec(1, 60, max_run_seconds=6.0))
     await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
     began = agent.core.get(sandbox_id(1)).status.times["running"]
     await world.kill(agent)
-    await world.clock.sleep(1.0)
+    await world.clock.sleep(3.0)
     restarted = world.clock.now()
     again = await world.start()
     await eventually(lambda: again.core.live == 0)
     stopping = again.core.get(sandbox_id(1)).status.times["stopping"]
-    assert (stopping - began).total_seconds() >= 2.0
-    assert (stopping - restarted).total_seconds() < 2.0
+    assert (stopping - began).total_seconds() >= 6.0
+    # three seconds had passed; a busy machine takes some of the other three
+    assert (stopping - restarted).total_seconds() < 6.0
     await again.close()
 
 
@@ -448,7 +449,7 @@ async def test_a_lost_state_directory_gives_out_new_row_numbers(world: World) ->
     last = max(seq for _, _, seq in world.gateway.rows)
     await agent.close()
     world.directory = world.directory / "new"
-    await world.clock.sleep(1.0)
+    await world.clock.sleep(3.0)
     agent = await world.start()
     await world.create(spec(2, 0.0))
     await eventually(lambda: world.gateway.history(sandbox_id(2)) == WHOLE)
@@ -483,7 +484,7 @@ async def test_a_node_that_is_not_known_yet_loses_no_row(world: World) -> None:
     world.gateway.stranger = True
     agent = await world.start()
     await world.create(spec(1, 0.0))
-    await world.clock.sleep(1.0)
+    await world.clock.sleep(3.0)
     assert not (world.directory / "spool" / "refused.lines").exists()
     world.gateway.stranger = False
     await eventually(lambda: world.gateway.history(sandbox_id(1)) == WHOLE)

@@ -5,6 +5,7 @@ simulated nodes join with a service-account token and serve under certificates t
 signed. A killed controller and a killed gateway change nothing that users see.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -159,7 +160,8 @@ def test_purge_ends_what_no_experiment_owns(plane: Plane) -> None:
         text = plane.apiserver.kubeconfig.read_text()
         remarks = " ".join(check(KubernetesCluster(text), Deletion.PURGE, "dsec.other"))
         assert "Purge ends sandboxes without an experiment: " in remarks
-        assert "Purge deletes 1 experiments: lab/pair" in remarks
+        # other tests of this API server may have left experiments of their own
+        assert re.search(r"Purge deletes \d+ experiments: [^.]*\blab/pair\b", remarks)
         assert "Nobody" not in remarks
         left = plane.apiserver.kubectl("get", "experiments,tenants", "-A", "-o", "name").stdout
         assert left == ""

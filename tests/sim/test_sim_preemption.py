@@ -348,7 +348,8 @@ def test_a_node_that_cannot_pause_stops_the_victim(
     simulate(scenario)
 
 
-CLASSES = ("guaranteed", "pausable", "preemptible")
+CLASSES = ("guaranteed", "pausable", "pausable", "preemptible", "preemptible")
+PRIORITIES = ("low", "normal", "high", "urgent")
 
 
 def check_books(sim: Sim) -> None:
@@ -388,13 +389,14 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
                     sim,
                     name,
                     taskClass=task_class,
-                    priority=sim.rng.choice(("low", "normal", "high", "urgent")),
+                    # what comes later is mostly above what is there
+                    priority=PRIORITIES[min(3, n % 4 + sim.rng.randint(0, 1))],
                     replicas=replicas,
                     cpu=sim.rng.choice((2000, 4000, 8000)),
                 )
                 work[name] = uid, replicas
                 if task_class == "guaranteed":
-                    firm.add(uid)
+                    firm.add(name)
                 sim.faults.lost_requests = sim.faults.lost_replies = 0.02
                 await sim.clock.sleep(sim.rng.uniform(1, 60))
                 sim.faults.lost_requests = sim.faults.lost_replies = 0.0
@@ -416,17 +418,11 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
             )
             await sim.clock.sleep(15)
             check_books(sim)
-            victims = [row.body for row in await rows(sim, "preempted")]
-            told = {
-                one["id"] for row in await rows(sim, "preempting") for one in row.body["victims"]
-            }
-            assert len(victims) <= sum(
-                len(row.body["victims"]) for row in await rows(sim, "preempting")
-            )
-            state = sim.leader().controller.term.bind_log.state
-            for id_ in told:
-                known = state.by_id.get(id_)
-                assert known is None or known.spec.identity.experiment_uid not in firm
+            asked = [one for row in await rows(sim, "preempting") for one in row.body["victims"]]
+            assert asked, "nobody had to give way: the seed shows nothing"
+            stops = [one["id"] for one in asked if one["steps"] == ["stop"]]
+            assert len(stops) == len(set(stops)), "each is asked to stop once, by all leaders"
+            assert {row.experiment for row in await rows(sim, "preempted")}.isdisjoint(firm)
 
     simulate(scenario)
 
@@ -440,7 +436,7 @@ def test_random_work_and_leaders_leave_books_in_order(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10, 30))
+@pytest.mark.parametrize("seed", range(10, 18))
 def test_random_work_and_leaders_at_length(simulate: Callable[..., None], seed: int) -> None:
     """The same for longer, with more seeds."""
     havoc(simulate, seed, 5)

@@ -167,12 +167,6 @@ class Potential:
                     base + one[_MILLI] if one[_OPEN] & bit else base for one in cards
                 ]
 
-    def update_cpu(self, scratch: Scratch) -> None:
-        """Take over the free CPU of one row; its cards are as before."""
-        row, group = scratch.row, self.group_of_profile[scratch.profile]
-        cpu = max(scratch.columns[_CPU], 0)
-        self.stranded[row] = self.surface.read_one(group, cpu, self.usable.item(row))
-
     def fork(self) -> "Potential":
         """Return a copy that can be updated apart."""
         other = object.__new__(Potential)

@@ -190,6 +190,9 @@ def _keyword(key: str, value: Any, defs: Mapping[str, Schema]) -> Schema:
         return {}
     if key == "properties":
         return {key: {name: _property(name, one, defs) for name, one in value.items()}}
+    if key == "patternProperties":
+        (one,) = value.values()
+        return {"additionalProperties": _inline(one, defs)}
     if key in {"items", "additionalProperties"}:
         # true and false are no structural schemas: the server prunes unknown keys itself
         return {key: _inline(value, defs)} if isinstance(value, dict) else {}

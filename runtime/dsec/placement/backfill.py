@@ -22,6 +22,8 @@ from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
 
+MOMENTS = 16
+"""At which it is tried whether a head fits, at most: a later one is promised where they are more."""
 DEPTH = 1000
 """Works that are looked at behind a head, at most, in one round: the rest is looked at later."""
 HEAD_SEARCHES = 4
@@ -87,7 +89,7 @@ class Start(Protocol):
 
 
 class _Head:
-    """The work that room is kept for, and the cluster as it will be when that room is free."""
+    """The work that room is kept for, and the nodes that it will use as they will be then."""
 
     def __init__(self, reservation: Reservation, future: ClusterView) -> None:
         self.reservation = reservation
@@ -100,8 +102,9 @@ class _Head:
         booked: list[str] = []
         try:
             for request, decision in zip(work.requests, found, strict=True):
-                self._future.book(request, decision)
-                booked.append(request.id)
+                if decision.node in self._future.nodes:
+                    self._future.book(request, decision)
+                    booked.append(request.id)
         except OverCapacityError:
             for one in booked:
                 self._future.release(one)
@@ -237,30 +240,75 @@ def _head(
     kept: Reservation | None,
     rules: BackfillRules,
 ) -> _Head | None:
-    """Find the first moment at which work fits, and where; None where it never does."""
+    """Keep what was kept for work while that holds, else find where it fits first; None: never."""
+    mine = kept if kept is not None and kept.name == work.name else None
+    if mine is None or not _holds(view, work, mine, now):
+        found = _first_fit(view, work, until)
+        if found is None:
+            return None
+        start, decisions = found
+        mine = Reservation(work.name, decisions, start, mine.expires if mine else now + rules.keep)
+    return _Head(mine, _future(view, work, mine, until))
+
+
+def _holds(view: ClusterView, work: Waiting, kept: Reservation, now: float) -> bool:
+    """Return whether a reservation still tells where and when work starts.
+
+    It does until its start: what starts behind it respects it, and what runs only ends earlier.
+    """
+    return (
+        now < min(kept.start, kept.expires)
+        and [one.id for one in kept.decisions] == [one.id for one in work.requests]
+        and all(one.node in view.nodes for one in kept.decisions)
+    )
+
+
+def _first_fit(
+    view: ClusterView, work: Waiting, until: Mapping[str, float]
+) -> tuple[float, tuple[Decision, ...]] | None:
+    """Return the first of some moments at which work fits, and where; None where it never does."""
     ending = sorted((until.get(one, math.inf), one) for one in view.bookings())
-    moments = sorted({moment for moment, _ in ending})
+    every = sorted({moment for moment, _ in ending})
+    step = max(1, math.ceil(len(every) / MOMENTS))
+    # the last moment, when all has ended, is always among them
+    moments = every[::-1][::step][::-1]
     low, high = 0, len(moments) - 1
-    best: tuple[float, ClusterView, list[Decision]] | None = None
+    best: tuple[float, tuple[Decision, ...]] | None = None
     # room only grows as work ends, so the first moment that is enough is found by halving; the
     # last one goes first, because what does not fit then never does
     probe = high
     while low <= high:
         moment = moments[probe]
-        future = view.fork()
-        for end, one in ending:
-            if end <= moment:
-                future.release(one)
+        if best is None:
+            future = ClusterView(view.nodes.values())
+        else:
+            future = view.fork()
+            for end, one in ending:
+                if end <= moment:
+                    future.release(one)
         found = place(future, work.requests)
         if found[0].node:
-            best, high = (moment, future, found), probe - 1
+            best, high = (moment, tuple(found)), probe - 1
         elif best is None:
             return None
         else:
             low = probe + 1
         probe = (low + high) // 2
-    if best is None:
-        return None
-    moment, future, found = best
-    expires = kept.expires if kept is not None and kept.name == work.name else now + rules.keep
-    return _Head(Reservation(work.name, tuple(found), moment, expires), future)
+    return best
+
+
+def _future(
+    view: ClusterView, work: Waiting, kept: Reservation, until: Mapping[str, float]
+) -> ClusterView:
+    """Return the nodes that work will use, as they are when it starts there."""
+    names = {one.node for one in kept.decisions}
+    future = ClusterView(view.nodes[name] for name in sorted(names))
+    for name in sorted(names):
+        for one in view.on(name):
+            booking = view.bookings()[one]
+            if until.get(one, math.inf) > kept.start:
+                decision = Decision(one, name, booking.devices, cpus=booking.cpus)
+                future.book(booking.request, decision, force=True)
+    for request, decision in zip(work.requests, kept.decisions, strict=True):
+        future.book(request, decision, force=True)
+    return future

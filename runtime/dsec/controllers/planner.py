@@ -244,8 +244,8 @@ class Planner:
         found = self._round(queue, units, avoid, now)
         later: dict[str, Decision] = {}
         lone = [b for b in line if b.needs.shun and not b.gang and not found[b.id].node]
-        if lone:
-            # better on a node that failed it before than on none
+        if lone and self._kept is None:
+            # better on a node that failed it before than on none, but not in room kept for others
             again = _Round(self, lone, avoid, shun=False)
             later = {one.id: one for one in again.place([again.requests[b.id] for b in lone])}
         if self.recorder is not None:

@@ -23,7 +23,7 @@ from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
 
 MOMENTS = 16
-"""At which it is tried whether a head fits, at most: a later one is promised where they are more."""
+"""At which it is tried whether a head fits, at most: of more, a later one may be promised."""
 DEPTH = 1000
 """Works that are looked at behind a head, at most, in one round: the rest is looked at later."""
 HEAD_SEARCHES = 4

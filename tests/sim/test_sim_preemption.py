@@ -427,12 +427,12 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_work_and_leaders_leave_books_in_order(
     simulate: Callable[..., None], seed: int
 ) -> None:
     """What is left at last runs; view, ledger, bind log and agents agree; firm work stayed."""
-    havoc(simulate, seed, 2)
+    havoc(simulate, seed, 1)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -79,6 +80,23 @@ async def token(request: Request) -> Response:
     return JSONResponse({"token": "anonymous"})
 
 
+HOSTS = {
+    "tokens.example": ["8.8.8.8", "2606:4700::1111"],
+    "inside.example": ["8.8.8.8", "10.0.0.7"],
+    "mapped.example": ["::ffff:127.0.0.1"],
+}
+"""What the names of token services resolve to; addresses are their own."""
+
+
+async def resolve(host: str) -> list[str]:
+    """Resolve without a network."""
+    if host in HOSTS:
+        return HOSTS[host]
+    if host.endswith(".example"):
+        raise OSError("no such name")
+    return [host]
+
+
 @pytest.fixture
 def routes() -> MutableMapping[str, ASGIApp]:
     """One registry with TLS, and one without."""
@@ -101,7 +119,9 @@ def registry(routes: MutableMapping[str, ASGIApp]) -> HttpRegistry:
         "DSEC_DEFAULT_REGISTRY": "10.0.0.1:5000",
         "DSEC_PLAIN_HTTP_REGISTRIES": "10.0.0.1:5000,",
     }
-    return HttpRegistry.from_environment(InProcessNetwork(routes), environ)
+    registry = HttpRegistry.from_environment(InProcessNetwork(routes), environ)
+    registry._resolve = resolve
+    return registry
 
 
 @pytest.mark.parametrize(
@@ -203,7 +223,7 @@ async def test_connections_to_many_registries_are_not_kept(
     routes: MutableMapping[str, ASGIApp],
 ) -> None:
     """References name hosts without limit; the leader keeps the last ones."""
-    registry = HttpRegistry(InProcessNetwork(routes))
+    registry = HttpRegistry(InProcessNetwork(routes), resolve=resolve)
     for number in range(MOST_CLIENTS + 20):
         with pytest.raises(RegistryAwayError):
             await registry.digest(f"r{number}.example/base:1")
@@ -218,3 +238,77 @@ async def test_no_size(registry: HttpRegistry) -> None:
     for name in ("torn", "list"):
         with pytest.raises(RegistryAwayError, match="told no manifest"):
             await registry.size(f"sizes.example/{name}:1")
+
+
+def challenging(realm: str, asked: list[str], *, location: str = "") -> ASGIApp:
+    """Return a registry that names a token service, and is one: `asked` has the paths it saw."""
+
+    async def answer(request: Request) -> Response:
+        asked.append(request.url.path)
+        if request.url.path == "/token" and location:
+            return Response(status_code=307, headers={"Location": location})
+        if request.url.path == "/token":
+            return JSONResponse({"token": "anonymous"})
+        if request.headers.get("authorization") == "Bearer anonymous":
+            return Response(BODY, headers={"Docker-Content-Digest": DIGEST})
+        return Response(status_code=401, headers={"WWW-Authenticate": f'Bearer realm="{realm}"'})
+
+    return Starlette(routes=[Route("/{path:path}", answer)])
+
+
+@pytest.mark.parametrize(
+    ("realm", "words"),
+    [
+        ("http://tokens.example/token", "it must be https"),
+        ("file:///etc/passwd", "a URL with a host"),
+        ("https://user@tokens.example/token", "without a user"),
+        ("https://[::1/token", "which is not asked"),
+        ("https://tokens.example:port/token", "which is not asked"),
+        ("https://127.0.0.1/token", "127.0.0.1 is at 127.0.0.1"),
+        ("https://[::1]/token", "loopback, private or link-local"),
+        ("https://169.254.169.254/token", "loopback, private or link-local"),
+        ("https://inside.example/token", "inside.example is at 10.0.0.7"),
+        ("https://mapped.example/token", "loopback, private or link-local"),
+        ("https://absent.example/token", "absent.example has no address"),
+    ],
+)
+async def test_a_registry_cannot_make_the_leader_call_inside(realm: str, words: str) -> None:
+    """A token service is on the Internet, with TLS, or on the host of its registry."""
+    asked: list[str] = []
+    served = challenging(realm, asked)
+    hosts = ("tokens.example", "127.0.0.1", "[::1]", "169.254.169.254", *HOSTS)
+    everywhere = {f"{scheme}://{host}": served for host in hosts for scheme in ("http", "https")}
+    network = InProcessNetwork({"https://foreign.example": served, **everywhere})
+    with pytest.raises(RegistryAwayError, match=re.escape(words)) as caught:
+        await HttpRegistry(network, resolve=resolve).digest("foreign.example/base:1")
+    assert "registry foreign.example names the token service" in str(caught.value)
+    assert asked == ["/v2/base/manifests/1"]
+
+
+async def test_a_registry_inside_may_be_its_own_token_service() -> None:
+    """Also without TLS where it is configured so; http elsewhere only for such a registry."""
+    for registry, scheme, realm in (
+        ("10.0.0.1:5000", "http", "http://10.0.0.1:5000/token"),
+        ("10.0.0.1", "https", "https://10.0.0.1/token"),
+    ):
+        network = InProcessNetwork({f"{scheme}://{registry}": challenging(realm, [])})
+        plain = frozenset({registry} if scheme == "http" else ())
+        asker = HttpRegistry(network, plain_http=plain, resolve=resolve)
+        assert await asker.digest(f"{registry}/base:1") == DIGEST
+
+
+async def test_a_token_service_cannot_send_the_leader_on() -> None:
+    """A redirect is not followed: it gives no token."""
+    asked: list[str] = []
+    inside: list[str] = []
+    served = challenging("https://tokens.example/token", asked, location="https://10.0.0.7/token")
+    network = InProcessNetwork(
+        {
+            "https://foreign.example": served,
+            "https://tokens.example": served,
+            "https://10.0.0.7": challenging("", inside),
+        }
+    )
+    with pytest.raises(RegistryAwayError, match="answered 401"):
+        await HttpRegistry(network, resolve=resolve).digest("foreign.example/base:1")
+    assert (asked, inside) == (["/v2/base/manifests/1", "/token"], [])

@@ -6,15 +6,17 @@ holds a table for tests and the simulator. Neither keeps answers: whoever asks o
 
 import asyncio
 import hashlib
+import ipaddress
 import json
 import os
 import re
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 
@@ -36,6 +38,8 @@ MOST_CLIENTS = 64
 """Registries whose connections are kept; the one not asked for longest goes first."""
 MACHINES = 16
 """Manifests of one list that are looked at for their sizes."""
+_TOLD = 200
+"""Characters of a registry's words in an error."""
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _HUB, _HUB_API = "docker.io", "registry-1.docker.io"
 
@@ -66,6 +70,17 @@ class Registry(Protocol):
         ...
 
 
+Resolve = Callable[[str], Awaitable[list[str]]]
+"""Addresses of a host, or of an address in any form. Raises OSError, UnicodeError: has none."""
+
+
+async def addresses(host: str) -> list[str]:
+    """Return the addresses of a host as this machine sees them. Raises OSError, UnicodeError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return sorted({str(one[4][0]) for one in found})
+
+
 class _Answer(NamedTuple):
     """One whole answer."""
 
@@ -83,9 +98,11 @@ class HttpRegistry:
         *,
         default_registry: str = "",
         plain_http: frozenset[str] = frozenset(),
+        resolve: Resolve = addresses,
     ) -> None:
         """`plain_http`: registries that are spoken to without TLS."""
         self._network = network
+        self._resolve = resolve
         self._default = default_registry
         self._plain = plain_http
         self._clients: dict[str, httpx2.AsyncClient] = {}
@@ -178,7 +195,7 @@ class HttpRegistry:
         headers = {"Accept": MANIFESTS}
         answer = await self._request(method, registry, path, headers=headers)
         if answer.status == httpx2.codes.UNAUTHORIZED:
-            token = await self._token(answer.headers.get("www-authenticate", ""))
+            token = await self._token(registry, answer.headers.get("www-authenticate", ""))
             if token:
                 headers["Authorization"] = f"Bearer {token}"
                 answer = await self._request(method, registry, path, headers=headers)
@@ -199,16 +216,20 @@ class HttpRegistry:
                     raise RegistryAwayError(f"{host} answered more than {MANIFEST_BYTES} bytes")
             return _Answer(answer.status_code, answer.headers, bytes(content))
 
-    async def _token(self, challenge: str) -> str:
-        """Return an anonymous token of the service that a challenge names; empty: none is given."""
+    async def _token(self, registry: str, challenge: str) -> str:
+        """Return an anonymous token of the service that a challenge names; empty: none is given.
+
+        Raises RegistryAwayError where the service is at a place that is not asked.
+        """
         kind, _, rest = challenge.partition(" ")
         asked = dict(_CHALLENGE.findall(rest))
-        place = urlsplit(asked.get("realm", ""))
-        if kind.lower() != "bearer" or place.scheme not in {"http", "https"}:
+        if kind.lower() != "bearer" or not asked.get("realm"):
             return ""
+        place = await self._service(registry, asked["realm"])
         query = {name: asked[name] for name in ("service", "scope") if name in asked}
-        path = place.path or "/"
-        answer = await self._request("GET", place.netloc, path, scheme=place.scheme, params=query)
+        host, path = place.netloc, place.path or "/"
+        answer = await self._request("GET", host, path, scheme=place.scheme, params=query)
+        # a redirect is no success: where it leads to was not looked at
         if not httpx2.codes.is_success(answer.status):
             return ""
         try:
@@ -218,6 +239,43 @@ class HttpRegistry:
         if not isinstance(told, dict):
             return ""
         return str(told.get("token") or told.get("access_token") or "")
+
+    async def _service(self, registry: str, realm: str) -> SplitResult:
+        """Return where a token service is. Raises RegistryAwayError where it must not be asked.
+
+        Whoever names an image picks its registry, and that picks the service: it must not reach
+        what only the leader can. The name may have another address when the connection is made;
+        what is there needs a certificate for that name before it hears of the question.
+        """
+
+        def refuse(why: str) -> RegistryAwayError:
+            return RegistryAwayError(
+                f"registry {registry} names the token service {realm[:_TOLD]!r}, which is not "
+                f"asked: {why}"
+            )
+
+        try:
+            place, own = urlsplit(realm), urlsplit(f"//{registry}").hostname
+            host, _ = place.hostname, place.port
+        except ValueError as problem:
+            raise refuse(str(problem)) from None
+        if not host or "@" in place.netloc:
+            raise refuse("it must be a URL with a host and without a user")
+        if place.scheme != "https" and not (place.scheme == "http" and registry in self._plain):
+            raise refuse("it must be https; http is for registries of DSEC_PLAIN_HTTP_REGISTRIES")
+        if host == own:
+            return place
+        try:
+            found = await self._resolve(host)
+        except (OSError, UnicodeError) as problem:
+            raise refuse(f"{host} has no address: {problem}") from None
+        for address in found:
+            if not _public(address):
+                raise refuse(
+                    f"{host} is at {address}; only a registry's own host may have an address that "
+                    f"is loopback, private or link-local"
+                )
+        return place
 
     @asynccontextmanager
     async def _client(self, host: str, scheme: str) -> AsyncIterator[httpx2.AsyncClient]:
@@ -246,6 +304,14 @@ def _parsed(reference: str) -> imageref.ImageRef:
         return imageref.parse(reference)
     except ValueError as problem:
         raise ImageUnknownError(str(problem)) from None
+
+
+def _public(address: str) -> bool:
+    """Return whether an address is one of the Internet."""
+    known = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(known, ipaddress.IPv6Address):
+        known = known.ipv4_mapped or known.sixtofour or known
+    return known.is_global and not known.is_multicast
 
 
 def _size(manifest: Any) -> int:

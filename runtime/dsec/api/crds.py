@@ -191,8 +191,8 @@ def _keyword(key: str, value: Any, defs: Mapping[str, Schema]) -> Schema:
     if key == "properties":
         return {key: {name: _property(name, one, defs) for name, one in value.items()}}
     if key == "patternProperties":
-        (one,) = value.values()
-        return {"additionalProperties": _inline(one, defs)}
+        # a map whose keys are names: its one pattern is that of the names
+        key, (value,) = "additionalProperties", value.values()
     if key in {"items", "additionalProperties"}:
         # true and false are no structural schemas: the server prunes unknown keys itself
         return {key: _inline(value, defs)} if isinstance(value, dict) else {}

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from agent_world import World, eventually, sandbox_id, spec
 from dsec.agent.serving import Host
+from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Resources, SandboxState
 from dsec.world.inprocess import InProcessNetwork
+from dsec.world.substrate import SubstrateError
 
 WHOLE = [
     "sandbox-bound",
@@ -174,6 +176,29 @@ async def test_pause_and_resume(world: World) -> None:
     for _ in range(2):
         answer = await world.post(f"sandboxes/{sandbox_id(1)}/pause", {"epoch": 1})
         assert answer.status_code == 200
+    assert agent.core.get(sandbox_id(1)).status.state == "paused"
+    await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
+    assert agent.core.get(sandbox_id(1)).status.state == "running"
+    await agent.close()
+
+
+async def test_a_resume_that_fails_is_turned_down_in_words(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller learns why, the sandbox stays paused, and may go on later."""
+    agent = await world.start()
+    await world.create(spec(1, None))
+    await eventually(lambda: agent.core.get(sandbox_id(1)).status.state == "running")
+    await world.post(f"sandboxes/{sandbox_id(1)}/pause", {"epoch": 1})
+
+    async def fails(_: str) -> None:
+        raise SubstrateError(EndReason.INFRASTRUCTURE, "the freezer does not thaw")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.substrate, "resume", fails)
+        refused = await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
+    assert (refused.status_code, refused.json()["code"]) == (409, "cannot-resume")
+    assert refused.json()["message"] == "the freezer does not thaw"
     assert agent.core.get(sandbox_id(1)).status.state == "paused"
     await world.post(f"sandboxes/{sandbox_id(1)}/resume", {"epoch": 1})
     assert agent.core.get(sandbox_id(1)).status.state == "running"

@@ -12,7 +12,7 @@ from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.wire import CreateAnswer, StopCall
 from dsec.controllers.dispatch import BATCH_BYTES, SPEC_BYTES, Dispatcher
 from dsec.journal.bindings import Binding, Bindings, Row
-from dsec.world.agents import AgentRefusedError, NodeMemory
+from dsec.world.agents import AgentRefusedError, AgentSilentError, NodeMemory
 from dsec.world.clock import SystemClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,6 +30,8 @@ class World:
         self.unturned: list[tuple[str, str]] = []
         self.stopped: list[str] = []
         self.cannot: set[str] = set()
+        self.unknown: set[str] = set()
+        self.silent: set[str] = set()
         self.state = Bindings()
         self.memory = NodeMemory("n1", "http://n1", seen=0.0)
         fleet: Any = SimpleNamespace(watch=lambda _: self)
@@ -67,11 +69,15 @@ class World:
     async def pause(self, _: int, sandbox: str, message: str) -> None:
         """Take a pause, or turn it down."""
         self.turns.append((sandbox, message))
+        if sandbox in self.silent:
+            raise AgentSilentError("status 503")
         if sandbox in self.cannot:
             raise AgentRefusedError("cannot-pause", "no freezer")
 
     async def stop(self, call: StopCall) -> None:
-        """Take a stop."""
+        """Take a stop whose reason is known."""
+        if call.reason in self.unknown:
+            raise AgentRefusedError("invalid", "no such reason")
         self.stopped += call.ids
 
     async def until(self, what: Callable[[], object]) -> None:
@@ -175,3 +181,31 @@ async def test_a_stop_wins_over_a_pause() -> None:
     world.dispatcher.stop("n1", name, EndReason.PREEMPTED, "for another")
     await world.until(lambda: world.stopped)
     assert (world.stopped, world.turns) == ([name], [])
+
+
+async def test_a_turn_without_an_outcome_holds_back_no_other() -> None:
+    """The others are asked before it is repeated, and it is until its node is gone."""
+    world = World()
+    names = [world.bind(number) for number in range(3)]
+    world.dispatcher.confirm("n1", names)
+    world.silent = {names[0]}
+    for name in names:
+        world.dispatcher.turn("n1", name, pause=True)
+    await world.until(lambda: len(world.turns) > len(names))
+    assert [name for name, _ in world.turns] == [*names, names[0]]
+    assert world.unturned == []
+    world.dispatcher.forget_turns("n1", "node n1 is gone")
+    assert world.unturned == [(names[0], "node n1 is gone")]
+    assert await world.dispatcher._turn_one("n1") is False
+
+
+async def test_an_older_agent_stops_victims_for_a_reason_that_it_knows() -> None:
+    """And no other stop waits behind one that it cannot take."""
+    world = World()
+    first, second = world.bind(1), world.bind(2)
+    world.dispatcher.confirm("n1", [first, second])
+    world.unknown = {EndReason.PREEMPTED.value}
+    world.dispatcher.stop("n1", first, EndReason.PREEMPTED, "for another")
+    world.dispatcher.stop("n1", second, EndReason.STOPPED, "by a user")
+    await world.until(lambda: len(world.stopped) > 1)
+    assert world.stopped == [first, second]

@@ -49,6 +49,10 @@ class CannotPauseError(Exception):
     """This node cannot freeze the sandbox; it runs on."""
 
 
+class CannotResumeError(Exception):
+    """This node cannot thaw the sandbox now; it stays paused."""
+
+
 class NoRoomError(Exception):
     """What a pause lent is in use: the sandbox stays paused."""
 
@@ -227,15 +231,18 @@ class Agent:
             raise CannotPauseError(str(error)) from error
 
     async def resume(self, sandbox_id: str) -> None:
-        """Thaw a paused sandbox. Raises UnknownSandboxError, NotRunningError, NoRoomError."""
+        """Thaw a paused sandbox.
+
+        Raises UnknownSandboxError, NotRunningError, NoRoomError, CannotResumeError.
+        """
         self._running(sandbox_id)
         if why := self.core.take_back(sandbox_id):
             raise NoRoomError(why)
         try:
             await self._turn(sandbox_id, S.PAUSED, self.substrate.resume, S.RUNNING)
-        except SubstrateError:
+        except SubstrateError as error:
             self.core.lend(sandbox_id)
-            raise
+            raise CannotResumeError(str(error)) from error
 
     def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
         """Run a command in a running sandbox. Raises UnknownSandboxError, NotRunningError."""

@@ -20,6 +20,7 @@ from dsec.agent import capability
 from dsec.agent.agent import (
     Agent,
     CannotPauseError,
+    CannotResumeError,
     NoRoomError,
     NotRunningError,
     UnknownSandboxError,
@@ -56,6 +57,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (StaleEpochError, 409, "stale-epoch"),
     (NotRunningError, 409, "not-running"),
     (CannotPauseError, 409, "cannot-pause"),
+    (CannotResumeError, 409, "cannot-resume"),
     (NoRoomError, 409, "capacity"),
     (capability.CapabilityError, 403, "denied"),
     (SpoolError, 503, "disk"),

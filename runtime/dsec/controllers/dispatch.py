@@ -119,6 +119,11 @@ class Dispatcher:
         self._turns.setdefault(node, {})[sandbox] = (pause, message)
         self.wake(node)
 
+    def forget_turns(self, node: str, why: str) -> None:
+        """Ask a node for no pause and no resume any more, and say so of each that was left."""
+        for sandbox in self._turns.pop(node, {}):
+            self._on_unturned(sandbox, why)
+
     def stopping(self, node: str, sandbox: str) -> bool:
         """Return whether a stop still waits to be taken."""
         return sandbox in self._stops.get(node, {})
@@ -252,7 +257,14 @@ class Dispatcher:
         reason, message = next(iter(stops.values()))
         ids = [i for i, why in stops.items() if why == (reason, message)][:BATCH]
         call = StopCall(epoch=self._epoch, ids=ids, reason=reason.value, message=message)
-        await watch.client.stop(call)
+        try:
+            await watch.client.stop(call)
+        except AgentRefusedError as problem:
+            if problem.code != "invalid" or reason is not EndReason.PREEMPTED:
+                raise
+            # an agent of the version before does not know the reason; this one is made up for, too
+            call.reason = EndReason.INFRASTRUCTURE.value
+            await watch.client.stop(call)
         for sandbox in ids:
             stops.pop(sandbox, None)
         await self._tell()
@@ -266,6 +278,8 @@ class Dispatcher:
         if not self._state.effective(sandbox, node):
             del turns[sandbox]
             return True
+        # a call without an outcome is repeated after those of the others
+        turns[sandbox] = turns.pop(sandbox)
         refused = ""
         try:
             if pause:

@@ -34,7 +34,10 @@ class Nodes:
         name = key[1]
         record = self.nodes.get(key)
         await self.fleet.take(name, record)
-        if record is None or name not in self.fleet.members:
+        if record is None:
+            self.dispatcher.forget_turns(name, f"the record of node {name} is gone")
+            return None
+        if name not in self.fleet.members:
             return None
         self.dispatcher.wake(name)
         node = SandboxNode.model_validate(record)

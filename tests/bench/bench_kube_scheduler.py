@@ -1,7 +1,8 @@
 """dsec beside the real kube-scheduler, in one run on one machine: `make bench-placement`.
 
 - Decisions: ours against the scheduler's own clock (PreFilter, Filter, PreScore, Score), a pod.
-- End to end: asked until journalled and acknowledged by an agent, against created until bound.
+- End to end: asked until journalled and acknowledged by an agent, against created until bound;
+  `cpu` is the same by the processor time of each side's programs.
 - Allocation: both get the same stream until nothing more fits.
 
 Pairs are interleaved, so that whatever else the machine does falls on both. Each figure is the
@@ -16,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
+import processor
 from cluster import ToolsMissingError
 from dsec.placement.engine import place
 from dsec.placement.mix import Mix
@@ -32,7 +35,7 @@ NODES, PODS = 1000, 300
 """Of one pair of decisions, unique and identical each."""
 REPEATS = 20
 """How often ours decides the same on copies of the cluster: 300 decisions are too short to time."""
-END_NODES, END_PODS = 100, 1000
+END_NODES, END_PODS = 50, 2000
 FILL_NODES, FILL_SEEDS = 60, (1, 2, 3)
 FILL_PART = 1.3
 """Asked of the cards that there are: more than fit, as in the protocol of the GPU traces."""
@@ -122,7 +125,10 @@ async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str
     ]
     await peer.add_nodes(same)
     rates: list[tuple[float, float]] = []
+    cpu: list[tuple[float, float]] = []
+    peer_programs = {one.pid for one in peer.server.processes}
     with plane_peer(peer.server, folder, END_NODES) as plane:
+        own_programs = processor.children() - peer_programs
         for pair in range(pairs + 1):
             names = [f"e{pair}-{number}" for number in range(END_PODS)]
             pods = [
@@ -135,10 +141,13 @@ async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str
                 )
                 for name in names
             ]
+            before = processor.seconds(peer_programs)
             spent = await peer.create(pods)
+            between = processor.seconds(peer_programs), processor.seconds(own_programs)
             own = await plane.create(names)
             if pair:  # the first one opens the connections of both
                 rates.append((END_PODS / own, END_PODS / spent))
+                cpu.append((processor.seconds(own_programs) - between[1], between[0] - before))
         asked = END_PODS * (pairs + 1)
         mistakes = await plane.wrong(asked)
     line = figure(
@@ -148,6 +157,9 @@ async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str
         target=TARGETS["end"],
         ours_per_s=f"{max(own for own, _ in rates):.0f}",
         peer_per_s=f"{max(their for _, their in rates):.0f}",
+        cpu_ratio=f"{median(their / own for own, their in cpu):.2f}",
+        ours_cpu_us=f"{1e6 * min(own for own, _ in cpu) / END_PODS:.0f}",
+        peer_cpu_us=f"{1e6 * min(their for _, their in cpu) / END_PODS:.0f}",
         nodes=END_NODES,
     )
     return [line], mistakes, asked

@@ -23,8 +23,8 @@ CORES, GIB = PROFILES[PROFILE].cpu_milli // 1000, PROFILES[PROFILE].memory_bytes
 ASKED = Resources(cpu_milli=100, memory_bytes=1 << 26, pids=16, disk_bytes=1 << 20)
 # no registry is asked for an image that is named by its digest
 IMAGE = f"registry.test/base@sha256:{'1' * 64}"
-CALL = 500
-"""Creates in one call; the calls of a run are made at once."""
+CALL = 2000
+"""Creates in one call; where there are several, they are made at once."""
 SIMULATED = {"dsec.dev/simulated": "true"}
 NODES_SECONDS = 300
 

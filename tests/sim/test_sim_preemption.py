@@ -416,6 +416,8 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
             await sim.until(
                 lambda: [one for _, one in copies(sim, uid)] == ["running"] * replicas, 300
             )
+            # books are brought in line with each round, and a round needs somebody who waits
+            await submit(sim, "last", cpu=1000)
             await sim.clock.sleep(15)
             check_books(sim)
             asked = [one for row in await rows(sim, "preempting") for one in row.body["victims"]]

@@ -14,6 +14,7 @@ from dsec.api.nodes import RecordReason
 from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxState, SandboxStatus
 from dsec.api.wire import NodeState
+from dsec.controllers.specs import PATIENCE_PRESETS
 from dsec.placement.request import Health, Node, node_of
 from dsec.world.agents import POLL_MARGIN, POLL_WAIT, NodeMemory, NodeWatch
 from dsec.world.clock import Clock
@@ -26,6 +27,8 @@ CLOCK_LIMIT = 0.5
 """Seconds by which a node's clock may be off (design: such a node gets no work)."""
 CLOCK_SAMPLES = 5
 """An answer that was long under way looks like a clock that is off: the best of so many counts."""
+LONGEST_PATIENCE = max(PATIENCE_PRESETS.values())
+"""Seconds after which nothing is bound to a node without a record any more."""
 
 log = structlog.get_logger()
 OnState = Callable[[NodeMemory, NodeState], Awaitable[None]]
@@ -40,9 +43,31 @@ class Member:
     since: float
     offsets: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
     _described: tuple[SandboxNode, Health, Node] | None = None
+    _checked: SandboxNode | None = None
+    _problem: str = ""
+
+    def problem(self) -> str:
+        """Return why placement cannot see it, in words; empty where it can. Said when it changes.
+
+        Labels may say nothing that placement knows: such a node waits, not all others.
+        """
+        if self._checked is not self.record:
+            before, self._problem = self._problem, ""
+            try:
+                self.described(Health.READY)
+            except ValueError as error:
+                self._problem = str(error)
+            if self._problem not in {"", before}:
+                name = self.record.metadata.name
+                log.warning("node cannot be described", node=name, error=self._problem)
+            self._checked = self.record
+        return self._problem
 
     def described(self, health: Health) -> Node | None:
-        """Return what placement sees; the same object while nothing changes, None: no inventory."""
+        """Return what placement sees; the same object while nothing changes, None: no inventory.
+
+        Raises ValueError; see `problem`.
+        """
         known, inventory = self._described, self.record.status.inventory
         if inventory is None:
             return None
@@ -83,7 +108,10 @@ class Fleet:
             if old is not None:
                 del self.members[name]
                 # a record removed by mistake comes back with the agent's next registration
-                self._gone[name] = self._clock.monotonic()
+                now = self._clock.monotonic()
+                kept = self._gone.items()
+                self._gone = {one: at for one, at in kept if now - at < LONGEST_PATIENCE}
+                self._gone[name] = now
                 await old.watch.close()
             return
         node = SandboxNode.model_validate(record)
@@ -173,6 +201,8 @@ class Fleet:
                 RecordReason.CLOCK_OFF,
                 f"its clock is off by {member.clock_offset:+.1f} s; at most {CLOCK_LIMIT} s",
             )
+        if problem := member.problem():
+            return ConditionStatus.FALSE, RecordReason.INVALID, problem
         if member.record.spec.unschedulable:
             return ConditionStatus.FALSE, RecordReason.CORDONED, "spec.unschedulable is set"
         return ConditionStatus.TRUE, RecordReason.READY, "its agent answers"
@@ -184,12 +214,7 @@ class Fleet:
             status, reason, _ = self.verdict(name)
             ready = status is ConditionStatus.TRUE
             if ready or reason is RecordReason.CORDONED:
-                try:
-                    node = member.described(Health.READY if ready else Health.CORDONED)
-                except ValueError as error:
-                    # labels that say nothing placement knows: this node waits, not all others
-                    log.warning("node cannot be described", node=name, error=str(error))
-                    continue
+                node = member.described(Health.READY if ready else Health.CORDONED)
                 if node is not None:
                     found.append(node)
         return found

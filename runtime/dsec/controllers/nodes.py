@@ -53,8 +53,9 @@ class Nodes:
         )
         old = next((c for c in node.status.conditions if c.type == "Ready"), None)
         moved = old is None or (old.status, old.reason) != (holds, reason.value)
+        reworded = reason is RecordReason.INVALID and old is not None and old.message != message
         aged = node.status.live != memory.live and self._write_age(node) > USAGE_SECONDS
-        if not moved and not aged:
+        if not (moved or reworded or aged):
             return LOOK_SECONDS
         conditions = with_condition(node.status.conditions, condition, now=now)
         status = node.status.model_copy(

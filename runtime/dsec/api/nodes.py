@@ -46,7 +46,7 @@ class RecordReason(StrEnum):
     NO_REGISTRY = "NoRegistry"
     """SandboxImage Ready=Unknown: this installation asks no registries; nodes use the tag."""
     INVALID = "Invalid"
-    """SandboxImage, SandboxNode, Tenant Ready=False: it contradicts itself; the message says how."""
+    """SandboxImage, SandboxNode, Tenant Ready=False: contradicts itself; the message says how."""
     TAG_CURRENT = "TagCurrent"
     """SandboxImage Current=True: the tag names the digest in use."""
     TAG_MOVED = "TagMoved"

@@ -23,8 +23,8 @@ from dsec.placement.refusal import Refusal
 from dsec.world.clock import Clock, Randomness
 from dsec.world.objects import ObjectStoreError
 
-Place = tuple[str, str, int, int]
-"""Experiment uid, role, index, incarnation."""
+Place = tuple[str, int, int]
+"""Of a replica within its experiment: role, index, incarnation."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,8 @@ class Candidates:
     results: ResultReader
     clock: Clock
     randomness: Randomness
-    _made: dict[Place, Binding] = field(default_factory=dict)
+    _made: dict[str, dict[Place, Binding]] = field(default_factory=dict)
+    """By the uid of their experiment."""
 
     async def missing(
         self,
@@ -53,13 +54,14 @@ class Candidates:
         uid = experiment.metadata.uid
         # the first start of what is kept running is all or nothing; later replacements are single
         first = not any(one.slots for one in plans)
+        made = self._made.get(uid, {})
         fresh: dict[Place, Binding] = {}
         for one in plans:
             role = one.role
             ref = None if role.name in unread else role.items_ref
             for slot in (*one.create, *one.held):
-                key = (uid, role.name, slot.index, slot.incarnation)
-                known = self._made.get(key)
+                key = (role.name, slot.index, slot.incarnation)
+                known = made.get(key)
                 if known is None or known.body_hash != f"{uid}/{resolved.generation}":
                     known = replica_binding(
                         experiment,
@@ -84,7 +86,8 @@ class Candidates:
                 known.order = len(fresh)
                 fresh[key] = known
         self.forget(uid)
-        self._made |= fresh
+        if fresh:
+            self._made[uid] = fresh
         return list(fresh.values())
 
     def _arrived(self, experiment: Experiment, slot: Slot) -> datetime:
@@ -96,7 +99,7 @@ class Candidates:
 
     def forget(self, uid: str) -> None:
         """Drop what was made for an experiment."""
-        self._made = {key: one for key, one in self._made.items() if key[0] != uid}
+        self._made.pop(uid, None)
 
     async def unread(self, experiment: Experiment, plans: Sequence[Plan]) -> dict[str, Refusal]:
         """Return, by role, why the items of replicas that are missing cannot be read."""
@@ -127,7 +130,7 @@ class Candidates:
             for slot in one.held:
                 image = slot.last.spec.image if slot.last else ""
                 refusal = Refusal(PendingReason.IMAGE, why, image)
-                found["", one.role.name, slot.index, slot.incarnation] = refusal
+                found[one.role.name, slot.index, slot.incarnation] = refusal
         return found
 
     async def _words(self, slot: Slot) -> str:
@@ -151,7 +154,7 @@ class Candidates:
 def place_of(binding: Binding) -> Place:
     """Return the place of a replica within its experiment."""
     identity = binding.spec.identity
-    return "", identity.role, identity.index, identity.incarnation
+    return identity.role, identity.index, identity.incarnation
 
 
 def held(

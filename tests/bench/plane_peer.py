@@ -23,7 +23,7 @@ CORES, GIB = PROFILES[PROFILE].cpu_milli // 1000, PROFILES[PROFILE].memory_bytes
 ASKED = Resources(cpu_milli=100, memory_bytes=1 << 26, pids=16, disk_bytes=1 << 20)
 # no registry is asked for an image that is named by its digest
 IMAGE = f"registry.test/base@sha256:{'1' * 64}"
-CALL = 2000
+CALL = 500
 """Creates in one call; where there are several, they are made at once."""
 SIMULATED = {"dsec.dev/simulated": "true"}
 NODES_SECONDS = 300

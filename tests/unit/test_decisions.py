@@ -8,6 +8,8 @@ from dsec.journal.decisions import DecisionReader, add_decision
 from dsec.journal.history import HistoryWriter, store
 from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
+from dsec.world.objects import ObjectInfo
+from structlog.testing import capture_logs
 from test_history import row
 
 RECORD = DecisionRecord(
@@ -78,6 +80,59 @@ async def test_a_segment_is_read_once() -> None:
     objects.fault = lambda op, key: read.append(key) or "" if op == "get" else ""
     assert (await reader.find(["sb-1"], datetime.now(UTC)))["sb-1"].node == "n1"
     assert read == []
+
+
+async def test_a_row_that_says_nothing_hides_no_other() -> None:
+    """Of another version or torn: it is skipped and said once; the decision before it stands."""
+    objects = MemoryObjects()
+    history = leader(objects, 1)
+    history.add("decision", record={"id": "d1"})
+    history.add("sandbox-placed", sandbox="sb-1", node="n1")
+    history.add("sandbox-placed", sandbox="sb-1", devices={"no": "list"})
+    history.add("sandbox-placed", sandbox="sb-2", node="n2")
+    await history.close()
+    (key,) = objects._data
+    data, _ = await objects.get(key)
+    await objects.put(f"{key}.torn", data[:20] + b"\n[]\n")
+    reader = DecisionReader(objects)
+    with capture_logs() as said:
+        for _ in range(2):
+            found = await reader.find(["sb-1", "sb-2"], datetime.now(UTC))
+            assert {name: one.node for name, one in found.items()} == {"sb-1": "n1", "sb-2": "n2"}
+    assert [one["event"] for one in said] == ["history row is unreadable"] * 4
+    assert {one["key"] for one in said} == {key, f"{key}.torn"}
+
+
+async def test_what_was_read_is_not_listed_again() -> None:
+    """Days before the newest decision are done, unless somebody asks for earlier ones."""
+    objects = MemoryObjects()
+    now = datetime(2026, 1, 9, 12, tzinfo=UTC)
+
+    async def placed(day: int, node: str, sandbox: str, who: str = "controller-b") -> None:
+        at = datetime(2026, 1, day, 12, tzinfo=UTC)
+        made = row(day, kind="sandbox-placed", sandbox=sandbox)
+        body = {"node": node}
+        made = made.model_copy(update={"utc": at, "node": who, "boot_id": "epoch-1", "body": body})
+        await store(objects, [made])
+
+    starts: list[str] = []
+    listing = objects.list
+
+    async def listed(prefix: str, *, start_after: str = "") -> list[ObjectInfo]:
+        starts.append(start_after)
+        return await listing(prefix, start_after=start_after)
+
+    objects.list = listed  # type: ignore[method-assign]  # it only listens
+    await placed(2, "n2", "sb-2")
+    await placed(6, "n6", "sb-6")
+    await placed(9, "n9", "sb-9")
+    reader = DecisionReader(objects)
+    early = datetime(2026, 1, 5, tzinfo=UTC)
+    assert set(await reader.find(["sb-2", "sb-6", "sb-9"], early)) == {"sb-6", "sb-9"}
+    await placed(9, "n8", "sb-8", who="controller-a")
+    assert set(await reader.find(["sb-6", "sb-8"], early)) == {"sb-6", "sb-8"}
+    assert set(await reader.find(["sb-2"], now - timedelta(days=8))) == {"sb-2"}
+    assert [start.split("/")[1] for start in starts] == ["2026-01-04", "2026-01-09", "2026-01-01"]
 
 
 async def test_segments_of_agents_are_not_read() -> None:

@@ -7,8 +7,10 @@ in `decision`. A burst of equal sandboxes thus costs one record.
 import asyncio
 import json
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import structlog
 
 from dsec.api.decisions import DecisionRecord, SandboxDecision
 from dsec.api.wire import JournalRow
@@ -26,6 +28,10 @@ SKEW = timedelta(minutes=10)
 KEPT_ROWS, KEPT_RECORDS, KEPT_KEYS = 50_000, 10_000, 200_000
 """What a reader remembers; the oldest is forgotten first and read again when it is asked for."""
 AT_ONCE = 16
+MOST_TOLD = 500
+"""Characters of what is wrong with a row in the log."""
+
+log = structlog.get_logger()
 
 
 def add_decision(history: HistoryWriter, record: DecisionRecord, *, tenant: str = "") -> None:
@@ -42,6 +48,9 @@ class DecisionReader:
         self._keys: dict[str, None] = {}
         self._newest: dict[str, JournalRow] = {}
         self._records: dict[str, DecisionRecord] = {}
+        self._read_from = ""
+        """The key after which everything was read up to `_latest`; empty: nothing was."""
+        self._latest: datetime | None = None
         self._reading = asyncio.Lock()
 
     async def find(self, sandboxes: Iterable[str], since: datetime) -> dict[str, SandboxDecision]:
@@ -55,7 +64,10 @@ class DecisionReader:
             return {sandbox: self._decision(row) for sandbox, row in rows.items()}
 
     async def _catch_up(self, since: datetime) -> None:
-        start = since.strftime(f"{self._prefix}/%Y-%m-%d")
+        first, known = self._start(since), self._read_from
+        whole = not known or first < known
+        # several leaders may write within SKEW, each below keys of its own
+        start = first if whole or self._latest is None else self._start(self._latest - SKEW)
         listed = await self._objects.list(f"{self._prefix}/", start_after=start)
         new = [
             info.key
@@ -65,14 +77,21 @@ class DecisionReader:
         for position in range(0, len(new), AT_ONCE):
             part = new[position : position + AT_ONCE]
             for key, data in zip(part, await asyncio.gather(*map(self._get, part)), strict=True):
-                self._take(data)
+                self._take(key, data)
                 self._keys[key] = None
+        if whole:
+            self._read_from = first
+        if len(self._keys) > KEPT_KEYS:
+            self._read_from = ""  # what is forgotten now has to be found again
         for kept, most in (
             (self._keys, KEPT_KEYS),
             (self._newest, KEPT_ROWS),
             (self._records, KEPT_RECORDS),
         ):
             _trim(kept, most)
+
+    def _start(self, moment: datetime) -> str:
+        return f"{moment.astimezone(UTC).strftime(f'{self._prefix}/%Y-%m-%d')}/{WRITER}"
 
     def _node(self, key: str) -> str:
         return key.removeprefix(f"{self._prefix}/").split("/")[1]
@@ -83,17 +102,29 @@ class DecisionReader:
         except NotFoundError:
             return b""
 
-    def _take(self, segment: bytes) -> None:
+    def _take(self, key: str, segment: bytes) -> None:
         for line in segment.splitlines():
-            data = json.loads(line)
-            if data["kind"] == DECISION:
-                record = DecisionRecord.model_validate(data["body"]["record"])
-                self._records[record.id] = record
-            elif data["kind"] in ABOUT_SANDBOXES:
-                row = JournalRow.model_validate(data)
-                known = self._newest.pop(row.sandbox, None)
-                late = known is not None and _order(known) > _order(row)
-                self._newest[row.sandbox] = known if known is not None and late else row
+            try:
+                self._take_row(json.loads(line))
+            except (ValueError, KeyError, TypeError) as problem:
+                # of another version, or torn: it must not hide all others
+                log.warning("history row is unreadable", key=key, error=str(problem)[:MOST_TOLD])
+
+    def _take_row(self, data: Any) -> None:
+        """Take one row. Raises ValueError, KeyError, TypeError where it says nothing."""
+        kind = data["kind"]
+        if kind not in {DECISION, *ABOUT_SANDBOXES}:
+            return
+        if kind == DECISION:
+            record = DecisionRecord.model_validate(data["body"]["record"])
+            self._records[record.id] = record
+            return
+        row = JournalRow.model_validate(data)
+        self._decision(row)
+        self._latest = max(self._latest or row.utc, row.utc)
+        known = self._newest.pop(row.sandbox, None)
+        late = known is not None and _order(known) > _order(row)
+        self._newest[row.sandbox] = known if known is not None and late else row
 
     def _decision(self, row: JournalRow) -> SandboxDecision:
         body: dict[str, Any] = row.body

@@ -436,3 +436,14 @@ def test_a_batch_is_counted_in_runs_with_the_same_answers() -> None:
     assert answers == [single.admit(one) for one in wanted]
     assert batch.entries == single.entries
     assert batch.audit() == []
+
+
+def test_a_long_run_above_what_is_owned_is_counted_in_steps_as_few() -> None:
+    """Thousands of equal entries pass from guaranteed to softer work and to refusals."""
+    ledger = two_tenants()
+    ledger.put(Account("a", cpu(8), cpu(12), above_nominal=PREEMPTIBLE))
+    answers = ledger.admit_each([entry(f"g{n}", 1, cls=GUARANTEED) for n in range(3000)])
+    classes = [one.booked[0].task_class for one in answers if one.booked]
+    assert classes == [GUARANTEED] * 8 + [PREEMPTIBLE] * 4
+    assert all(one.refusals for one in answers[12:])
+    assert ledger.audit() == []

@@ -14,6 +14,7 @@ from dsec.api.base import WireModel
 from dsec.api.internal import CreatesCall, DumpCall, EndCall
 from dsec.api.wire import ErrorBody
 from dsec.controllers.controller import Controller, NotLeadingError
+from dsec.controllers.keyed import CallInvalidError
 from dsec.journal.bindlog import FencedError
 from dsec.world.objects import ObjectStoreError
 
@@ -83,7 +84,7 @@ async def _answer(request: Request, model: type, act: object) -> Response:
         return _error(503, "control-plane", f"no leader answers here: {problem}")
     except ObjectStoreError as problem:
         return _error(503, "control-plane", f"the object store is away: {problem}")
-    except LookupError as problem:
+    except CallInvalidError as problem:
         return _error(422, "invalid", str(problem))
     return Response(
         answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json"

@@ -14,6 +14,7 @@ import structlog
 from dsec.api.internal import CreatesCall, DumpCall, EndCall, EndOutcome
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
+from dsec.controllers.keyed import CallInvalidError
 from dsec.controllers.term import Term, World
 from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
@@ -109,7 +110,7 @@ class Controller:
             await self._world.clock.sleep(RETRY_SECONDS)
 
     async def create(self, call: CreatesCall) -> KeyedAnswers:
-        """Bind a batch of keyed creates. Raises NotLeadingError, LookupError."""
+        """Bind a batch of keyed creates. Raises NotLeadingError, CallInvalidError."""
         return await self._leading().create(call)
 
     async def end(self, call: EndCall) -> EndOutcome:
@@ -117,10 +118,13 @@ class Controller:
         return await self._leading().end(call)
 
     async def dump(self, _: DumpCall) -> DecisionDump:
-        """Dump the next round of decisions. Raises NotLeadingError, LookupError: nothing waits."""
+        """Dump the next round of decisions.
+
+        Raises NotLeadingError, and CallInvalidError where nothing waits.
+        """
         found = await self._leading().placer.dump()
         if found is None:
-            raise LookupError("nothing waits for a place, so there is no decision to dump")
+            raise CallInvalidError("nothing waits for a place, so there is no decision to dump")
         return found
 
     @property

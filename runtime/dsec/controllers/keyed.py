@@ -26,6 +26,10 @@ from dsec.world.clock import Clock, Randomness
 from dsec.world.registry import ImageUnknownError
 
 
+class CallInvalidError(LookupError):
+    """What a call is about is not there, or may not be done now; the message is for its caller."""
+
+
 @dataclass(slots=True)
 class KeyedCreates:
     """Of one term."""
@@ -42,7 +46,7 @@ class KeyedCreates:
     async def create(self, call: CreatesCall) -> list[KeyedAnswer]:
         """Bind a batch; one answer per create, in order.
 
-        Raises FencedError, and LookupError where the project's tenant may make none.
+        Raises FencedError, and CallInvalidError where the project's tenant may make none.
         """
         name, rights = self._tenant_of(call.project)
         images = await self._images(call, name, rights)
@@ -92,21 +96,24 @@ class KeyedCreates:
         ]
 
     def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
-        """Return the tenant of a namespace's label, as gateways and experiments read it."""
+        """Return the tenant of a namespace's label, as gateways and experiments read it.
+
+        Raises CallInvalidError where there is none, or it may make nothing now.
+        """
         namespace = self.namespaces.get(("", project))
         labels = (namespace or {}).get("metadata", {}).get("labels", {})
         name = labels.get(TENANT_LABEL, "")
         record = self.tenants.get(("", name))
         if record is None:
-            raise LookupError(f"project {project} belongs to no tenant")
+            raise CallInvalidError(f"project {project} belongs to no tenant")
         try:
             tenant = Tenant.model_validate(record)
         except ValidationError as problem:
-            raise LookupError(f"tenant {name} of project {project} is invalid") from problem
+            raise CallInvalidError(f"tenant {name} of project {project} is invalid") from problem
         purge = tenant.status.purge
         if purge is not None and purge.until > self.clock.now():
             until = purge.until.isoformat(timespec="seconds")
-            raise LookupError(
+            raise CallInvalidError(
                 f"{purge.by} ends all sandboxes of tenant {name} that have no experiment; none is "
                 f"made before {until}"
             )

@@ -44,6 +44,14 @@ def test_a_sandbox_is_explained_in_words(cli: Cli, gateway: FakeGateway) -> None
     assert cli("explain", sandbox_id(2))[0] == codes.EXIT_NOT_FOUND
 
 
+def test_neither_a_file_nor_an_id_is_told_what_both_look_like(cli: Cli) -> None:  # noqa: F811
+    """A name of an experiment, say."""
+    code, _, err = cli("explain", "WRONG")
+    assert code == codes.EXIT_USAGE
+    assert "WRONG: No such file" in err
+    assert "or a sandbox id, which begins with sb-" in err
+
+
 def test_a_dump_is_replayed_offline(cli: Cli, taken: DecisionDump, tmp_path: Path) -> None:  # noqa: F811
     """The same comes out; the words say why this node and why none."""
     file = tmp_path / "dump.json"

@@ -56,6 +56,9 @@ def _replay(path: Path) -> "Replay":
 
     try:
         return replay(DecisionDump.model_validate_json(path.read_bytes()))
+    except FileNotFoundError as error:
+        why = f"{error.strerror}: give a file of --take, or a sandbox id, which begins with sb-"
+        raise FileNotFoundError(error.errno, why, str(path)) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "the file"

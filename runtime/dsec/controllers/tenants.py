@@ -5,7 +5,7 @@ namespace's. Quota limits are read from the spec at each placement round, so an 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from pydantic import ValidationError
@@ -44,16 +44,23 @@ class Tenants:
     collector: Collector
     dispatcher: Dispatcher
     clock: Clock
+    _invalid: dict[str, str] = field(default_factory=dict)
+    """What is wrong with tenants, as it was said last: placement looks at them at each round."""
 
     def specs(self) -> Mapping[str, TenantSpec]:
         """Return the live specs of all tenants; one without a valid record has nothing to spend."""
-        found = {}
+        found: dict[str, TenantSpec] = {}
+        invalid: dict[str, str] = {}
         for record in self.tenants.all():
+            name = key_of(record)[1]
             try:
-                found[record["metadata"]["name"]] = Tenant.model_validate(record).spec
+                found[name] = Tenant.model_validate(record).spec
             except ValidationError as problem:
                 # one bad record must not stop the placement of all others
-                log.warning("tenant is invalid", tenant=key_of(record)[1], error=str(problem))
+                invalid[name] = str(problem)
+                if invalid[name] != self._invalid.get(name):
+                    log.warning("tenant is invalid", tenant=name, error=invalid[name])
+        self._invalid = invalid
         return found
 
     async def reconcile(self, key: Key) -> float | None:

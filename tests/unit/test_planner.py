@@ -1,14 +1,17 @@
 """What placement remembers in a term follows nodes, tenants and bindings; rounds keep to quota."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from dsec.api.experiment import TaskClass
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, Identity, Resources, SandboxSpec
 from dsec.api.tenant import Amounts, Quota, TenantSpec
 from dsec.api.wire import Device, NodeInventory
+from dsec.controllers.isolating import Isolating
 from dsec.controllers.planner import Planner, quota_problem, request_of
+from dsec.controllers.rounds import Rounds
 from dsec.controllers.tenants import used_by
 from dsec.journal.bindings import Binding, Needs
 from dsec.placement.plans import Asking, Plan, PreemptionPolicy
@@ -258,3 +261,41 @@ def test_never_over_quota_nor_capacity(asked: list[tuple[int, str, str]], most: 
         assert len({bool(one.node) for one in wanted if one.gang == gang}) == 1
     assert {one.id for one in live} == set(planner.ledger.entries) == set(planner.view.bookings())
     assert planner.ledger.audit() == []
+
+
+class Tripping(Rounds):
+    """Rounds that fail on one request, as a mistake of the planner would."""
+
+    def __init__(self, planner: Planner, tripping: str, *, with_others: bool = False) -> None:
+        self._planner = planner
+        self._tripping = tripping
+        self._least = 2 if with_others else 1
+
+    def refresh(self) -> None:
+        """Start from one empty machine."""
+        self._planner.sync([machine("n", 64)], {"t": tenant()}, [])
+
+    def decide(
+        self, wanted: Sequence[Binding], avoid: Mapping[str, Sequence[str]], now: float
+    ) -> list[tuple[Binding, Decision]]:
+        """Fail where the request is among them."""
+        if len(wanted) >= self._least and any(one.id == self._tripping for one in wanted):
+            raise OverflowError("too large for a counter")
+        self.refresh()
+        return self._planner.decide(wanted, avoid, now)
+
+
+def test_a_request_that_trips_the_planner_stops_nobody_else() -> None:
+    """It is found, told why it waits, and tried no more; a failure of the records ends the term."""
+    wanted = [binding(n) for n in range(5)]
+    bad = wanted[3].id
+    rounds = Isolating(lambda: Tripping(Planner(), bad))
+    for _ in range(2):
+        found = {one.id: decision for one, decision in rounds.decide(wanted, {}, 0.0)}
+        assert [one for one in found if not found[one].node] == [bad]
+        assert found[bad].refusals[0].reason is PendingReason.INVALID
+        assert "too large for a counter" in explain(found[bad].refusals)
+    assert len(rounds.decide(wanted[:3], {}, 0.0)) == 3
+    with pytest.raises(OverflowError):
+        # not one request alone is at fault
+        Isolating(lambda: Tripping(Planner(), wanted[0].id, with_others=True)).decide(wanted, {}, 0)

@@ -19,6 +19,7 @@ from dsec.api.wire import KeyedAnswer
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
+from dsec.controllers.isolating import Isolating
 from dsec.controllers.planner import Planner
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.rounds import Rounds
@@ -83,11 +84,16 @@ class Placer:
         self._clock = clock
         self._history = history
         self._recorder = Recorder(history, bind_log.epoch)
-        planner, state = Planner(preemption.queues, recorder=self._recorder), bind_log.state
-        self.displacer = Displacer(
-            planner, dispatcher, state, history=history, clock=clock, policy=preemption
-        )
-        self._rounds = Rounds(planner, self.displacer, fleet, state, tenants)
+        recorder, state = self._recorder, bind_log.state
+
+        def begin() -> Rounds:
+            planner = Planner(preemption.queues, recorder=recorder)
+            displacer = Displacer(
+                planner, dispatcher, state, history=history, clock=clock, policy=preemption
+            )
+            return Rounds(planner, displacer, fleet, state, tenants)
+
+        self._rounds = Isolating(begin)
         self._changed = changed
         self._inbox: list[_Submission] = []
         self._demands: dict[str, Demand] = {}
@@ -97,6 +103,11 @@ class Placer:
         self._why: dict[str, tuple[Refusal, ...]] = {}
         self._wake = asyncio.Event()
         self._rounding = asyncio.Lock()
+
+    @property
+    def displacer(self) -> Displacer:
+        """Who carries out preemption now."""
+        return self._rounds.rounds.displacer
 
     # ------------------------------------------------------------------ what others ask
 

@@ -29,7 +29,7 @@ class Rounds:
     ) -> None:
         """`tenants` returns the spec of each tenant."""
         self._planner = planner
-        self._displacer = displacer
+        self.displacer = displacer
         self._fleet = fleet
         self._state = state
         self._tenants = tenants
@@ -45,27 +45,31 @@ class Rounds:
         seconds.
         """
         seen = self._seen()
-        if not wanted and not self._paused and not seen.paused and not self._displacer.victims:
+        if not wanted and not self._paused and not seen.paused and not self.displacer.victims:
             return []
         self._follow(seen)
-        first = self._displacer.follow(seen, wanted, now)
-        held = self._displacer.held
+        first = self.displacer.follow(seen, wanted, now)
+        held = self.displacer.held
         # in a new term those that displaced work is behind may not have asked yet
-        early = set() if self._displacer.settled else {b.id for b in wanted if b.behind}
+        early = set() if self.displacer.settled else {b.id for b in wanted if b.behind}
         trying = [b for b in wanted if b.id not in held and b.id not in early]
         decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
         # who was refused by an agent a moment ago is tried again first
         again = {unit_of(b) for b, _ in decided if avoid.get(b.id)}
         unplaced = [b for b, one in decided if not one.node and unit_of(b) not in again]
-        told = self._displacer.ask(unplaced, seen, now)
+        told = self.displacer.ask(unplaced, seen, now)
         waits = [(binding, Decision(binding.id)) for binding in wanted if binding.id in held]
-        told |= {binding.id: self._displacer.hindrance(binding.id) for binding, _ in waits}
+        told |= {binding.id: self.displacer.hindrance(binding.id) for binding, _ in waits}
         late = (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
         waits += [(b, Decision(b.id, refusals=late)) for b in wanted if b.id in early - held]
         return [
             (b, replace(one, refusals=(told[b.id], *one.refusals)) if b.id in told else one)
             for b, one in (*decided, *waits)
         ]
+
+    def refresh(self) -> None:
+        """Bring the books in line with what is recorded, without deciding anything."""
+        self._follow(self._seen())
 
     def _seen(self) -> Seen:
         states = self._fleet.turned(self._state.effective)
@@ -78,7 +82,7 @@ class Rounds:
         # taken before it is looked at: what changes in the meantime is looked at again
         changed, self._changed = self._changed, self._state.follow(self._changed)
         planner.follow(
-            self._fleet.nodes(), self._tenants(), seen.bound, self._displacer.held, changed=changed
+            self._fleet.nodes(), self._tenants(), seen.bound, self.displacer.held, changed=changed
         )
-        before, self._paused = self._paused, self._displacer.counted_paused(seen)
+        before, self._paused = self._paused, self.displacer.counted_paused(seen)
         resting.follow(planner.view, planner.ledger, before, self._paused)

@@ -46,9 +46,8 @@ def place_unit(view: ClusterView, members: Sequence[Request], place: PlaceClass)
     for run in _runs([members[one] for one in order]):
         near = run[0].near
         decisions = pack(view, run, place) if near else place(run)
+        # also after one that lacks room: each is to be told what it lacks itself
         found.update((one.id, one) for one in decisions)
-        if not all(one.node for one in decisions):
-            break
     placed = [one for one in found.values() if one.node]
     if len(placed) == len(members):
         return [found[one.id] for one in members]
@@ -57,7 +56,7 @@ def place_unit(view: ClusterView, members: Sequence[Request], place: PlaceClass)
     lacking = next(one.refusals for one in found.values() if not one.node)
     unit = Refusal(PendingReason.GANG, "replicas together", len(members), len(placed))
     return [
-        Decision(one.id, refusals=_own(found.get(one.id)) or (unit, *lacking)) for one in members
+        Decision(one.id, refusals=found[one.id].refusals or (unit, *lacking)) for one in members
     ]
 
 
@@ -91,10 +90,6 @@ def _all(
                 view.release(one.id)
             return None
     return found
-
-
-def _own(decision: Decision | None) -> tuple[Refusal, ...]:
-    return decision.refusals if decision is not None else ()
 
 
 def _runs(members: Sequence[Request]) -> list[list[Request]]:

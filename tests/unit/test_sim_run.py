@@ -174,6 +174,16 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
     return call
 
 
+def test_help_says_what_is_not_simulated(cli: Cli) -> None:
+    """Who sizes a cluster with quota or queues has to know."""
+    code, out, _ = cli("--help")
+    assert code == 0
+    told = " ".join(out.replace("│", " ").split())
+    assert "Not there yet: quota, queues, backfill and preemption." in told
+    page = Path(__file__).parents[2] / "docs/platform-engineers.md"
+    assert "quota, queues, backfill and preemption" in " ".join(page.read_text().split())
+
+
 def test_the_command_tells_people_and_programs_the_same(cli: Cli, tmp_path: Path) -> None:
     """Words by default; JSON with the fields of docs/cli-json.md; a picture on the side."""
     words = ("--burst", "60", "--count", "2", "--seed", "4")

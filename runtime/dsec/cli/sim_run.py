@@ -47,6 +47,7 @@ def run(
     """Place a trace or a burst on nodes of memory, and show how full they were and who waited.
 
     The decisions are those of the real placement; arrivals, lives and ends are in virtual time.
+    Not there yet: quota, queues, backfill and preemption. Whatever fits starts, first come first.
     """
     from dsec.sim.report import report_of
     from dsec.sim.run import simulate

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dsec.api.reasons import EndReason
 from dsec.cli.main import COMMANDS, app
+from dsec.placement.backfill import BackfillRules
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +73,20 @@ def test_every_end_reason_is_explained_to_researchers() -> None:
     text = (ROOT / "docs" / "researchers.md").read_text()
     for reason in EndReason:
         assert f"`{reason.value}`" in text, reason
+
+
+def test_on_call_tells_the_times_of_backfill() -> None:
+    """Since when room is kept, how long, and for how long not again."""
+    rules, page = BackfillRules(), (ROOT / "docs/on-call.md").read_text()
+    row = next(line for line in page.splitlines() if "`reserved`" in line)
+    for seconds in (rules.head_after, rules.keep, rules.rest):
+        assert f" {seconds:.0f} s" in row
+
+
+@pytest.mark.parametrize("part", ["leases", "compaction"])
+def test_what_scope_calls_inactive_is_not_run(part: str) -> None:
+    """No other module takes it; once one does, the page has to change."""
+    assert f"`runtime/dsec/placement/{part}.py`" in (ROOT / "docs/scope.md").read_text()
+    taken = re.compile(rf"dsec\.placement\.{part}\b|dsec\.placement import .*\b{part}\b")
+    modules = (ROOT / "runtime/dsec").rglob("*.py")
+    assert [str(one) for one in modules if taken.search(one.read_text())] == []

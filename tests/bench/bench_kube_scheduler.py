@@ -86,22 +86,24 @@ async def theirs(peer: KubePeer, requests: Sequence[Request]) -> float:
     return await peer.schedule(as_pods(requests)) / len(requests)
 
 
-async def decisions(peer: KubePeer, pairs: int) -> tuple[list[str], Ours]:
+async def decisions(peer: KubePeer, pairs: int) -> tuple[list[str], list[Ours]]:
     """Return the figures of decisions, and what we decided."""
     nodes = machines(NODES)
     await peer.add_nodes(map(as_node, nodes))
-    ours = Ours(nodes)
-    # both have seen such work before, in a control plane that has run for a while
-    warm = unique(PODS, 99, "warm")
-    await theirs(peer, warm)
-    ours.decide([[one] for one in warm])
+    runs: list[Ours] = []
     seconds: dict[str, list[tuple[float, float]]] = {"unique": [], "batch": []}
-    for pair in range(1, pairs + 1):
-        single, batch = unique(PODS, pair, f"u{pair}"), identical(PODS, pair - 1, f"b{pair}")
-        spent = await theirs(peer, single)
-        seconds["unique"].append((ours.time([[one] for one in single]), spent))
-        spent = await theirs(peer, batch)
-        seconds["batch"].append((ours.time([batch]), spent))
+    for pair in range(pairs + 1):
+        runs.append(Ours(nodes))
+        single, batch = unique(PODS, pair, f"u{pair}"), identical(PODS, pair, f"b{pair}")
+        for name, requests, calls in (
+            ("unique", single, [[one] for one in single]),
+            ("batch", batch, [batch]),
+        ):
+            spent = await theirs(peer, requests)
+            own = runs[-1].time(calls)
+            if pair:  # the first one warms both
+                seconds[name].append((own, spent))
+        await peer.clear()
     return [
         figure(
             f"kube_scheduler_ratio_{name}",
@@ -113,7 +115,7 @@ async def decisions(peer: KubePeer, pairs: int) -> tuple[list[str], Ours]:
             nodes=NODES,
         )
         for name, values in seconds.items()
-    ], ours
+    ], runs
 
 
 async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str], list[str], int]:
@@ -209,8 +211,7 @@ async def run(parts: Sequence[str], pairs: int, folder: Path) -> int:
         async with kube_peer(folder / part) as peer:
             runs: list[Ours] = []
             if part == "decisions":
-                lines, ours = await decisions(peer, pairs)
-                runs = [ours]
+                lines, runs = await decisions(peer, pairs)
             elif part == "allocation":
                 lines, runs = await allocation(peer)
             else:

@@ -148,6 +148,18 @@ def figure_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
         )
 
 
+def churn_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
+    """Return the lines for programs where pods end; in percent of all GPUs, each over the seeds."""
+    ours = {(c.list, c.seed): one.mean for c, (one, _) in found.items() if c.rule == "ours"}
+    fgd = {(c.list, c.seed): one.mean for c, (one, _) in found.items() if c.rule == "fgd"}
+    for name in dict.fromkeys(name for name, _ in ours):
+        values = [one for (other, _), one in ours.items() if other == name]
+        yield figure(f"churn_{name}", values, unit="percent")
+        margins = [ours[key] - fgd[key] for key in ours if key in fgd and key[0] == name]
+        if margins:
+            yield figure(f"churn_margin_{name}", margins, unit="points", target=0.0)
+
+
 def seeds_of(text: str) -> list[int]:
     """Return numbers of "42-51" or "1,2,5"."""
     seeds: list[int] = []
@@ -191,7 +203,7 @@ def main() -> int:
     found = {case: unordered[case] for case in cases}
     violations = sum(one.violations for one, _ in found.values())
     requests = sum(one.requests for one, _ in found.values())
-    told = [] if given.churn else figure_lines(found)
+    told = churn_lines(found) if given.churn else figure_lines(found)
     lines = [*table(found), *told, f"CHECK violations={violations} requests={requests}"]
     print("\n".join(lines))  # noqa: T201  the figures are the result
     return 1 if violations else 0

@@ -25,6 +25,7 @@ def place_all(
     for index, job in enumerate(stream):
         for ended in ends.before(index):
             view.release(f"pod-{ended}")
+            mix.ended(1 if stream[ended].gpus else 0)
         (decision,) = place(view, [request_of(job, f"pod-{index}")], mix=mix)
         if decision.node:
             answers.append((numbers[decision.node], cards_of(decision.devices)))

@@ -5,7 +5,15 @@ import json
 import numpy as np
 import pytest
 from dsec.placement import mix as mix_module
-from dsec.placement.mix import DRIFT, HALF_LIFE, Demand, Group, Mix, distance
+from dsec.placement.mix import (
+    DRIFT,
+    HALF_LIFE,
+    TURNOVER_LEVELS,
+    Demand,
+    Group,
+    Mix,
+    distance,
+)
 from dsec.placement.stranding import WHOLE, Shape
 
 A100 = Group("train", "a100", 96_000, 8, 80 << 30)
@@ -141,8 +149,10 @@ def test_a_copy_learns_apart() -> None:
     tables = mix.tables()
     other = mix.copy()
     other.observe(SHARE, 1000)
+    other.ended(100)
     assert other.tables() is not tables
     assert mix.tables() is tables
+    assert mix.turnover == 0
     assert mix.seen == 0
 
 
@@ -156,6 +166,82 @@ def test_the_state_survives_json() -> None:
     found = {(one.cpu_milli, one.gpus, one.milli): one.weight for one in successor.shapes(A100)}
     for one in mix.shapes(A100):
         assert found[one.cpu_milli, one.gpus, one.milli] == pytest.approx(one.weight)
+
+
+def busy(requests: int, ends: int) -> Mix:
+    """Return a mix that saw requests, and after every eighth some ends."""
+    mix = Mix()
+    mix.group(A100)
+    for _ in range(requests // 8):
+        mix.observe(SHARE, 4)
+        mix.observe(Demand(40_000, 4), 4)
+        mix.ended(ends)
+        mix.tables()
+    return mix
+
+
+def test_without_ends_the_order_of_nodes_keeps_whole_ones() -> None:
+    """Idle cards by themselves are worth nothing: the tables are those of a filling cluster."""
+    mix = busy(8000, 0)
+    assert mix.turnover == 0
+    assert mix.tables().kept == ()
+    assert mix.tables().order_scale == 1
+
+
+def test_with_ends_idle_cards_are_kept_together() -> None:
+    """A node with four idle cards is worth more, unless it lacks the CPU; holes are worth less."""
+    mix, filling = busy(8000, 8).tables(), busy(8000, 0).tables()
+    (kept,) = mix.kept
+    assert kept[96, 4] < -1000
+    assert kept[96, 4] == kept[96, 7]
+    assert kept[96, 3] > -1000
+    assert kept[39, 8] > kept[40, 8]
+    assert mix.order_scale == pytest.approx(0.1)
+    assert mix.card_values[530] > filling.card_values[530]
+
+
+def test_with_ends_models_that_others_insist_on_are_left_to_them() -> None:
+    """GPU on nodes that half of the requests may not come to is taken first."""
+    plain, choosy = busy(8000, 8), Mix()
+    choosy.group(A100)
+    for _ in range(1000):
+        choosy.observe(SHARE, 2)
+        choosy.observe(Demand(40_000, 4), 2)
+        choosy.observe(Demand(4000, 1, models=("h100",)), 4)
+        choosy.ended(8)
+        choosy.tables()
+    # a full node strands nothing, an empty one what those others would have used
+    assert choosy.tables().strand_of(0, 96_000, 0.0) == 0
+    assert choosy.tables().strand_of(0, 96_000, 8000.0) > 3000
+    assert plain.tables().strand_of(0, 96_000, 8000.0) < 1000
+
+
+def test_when_ends_cease_the_cluster_counts_as_filling_again() -> None:
+    """Back to the very tables, and not to and fro on the way."""
+    mix = busy(8000, 8)
+    version = mix.tables().version
+    for _ in range(2000):
+        mix.observe(SHARE, 4)
+        mix.observe(Demand(40_000, 4), 4)
+        mix.tables()
+    assert version < mix.tables().version <= version + TURNOVER_LEVELS
+    assert mix.tables().kept == ()
+    assert mix.tables().order_scale == 1
+
+
+def test_the_turnover_survives_in_the_state() -> None:
+    """A replay of a dump weighs as the decision did; a dump of an older release as without ends."""
+    mix = busy(8000, 2)
+    assert 0 < mix.turnover < 1
+    state = json.loads(json.dumps(mix.state()))
+    successor = Mix.from_state(state)
+    successor.group(A100)
+    assert successor.turnover == mix.turnover
+    assert successor.tables().order_scale == mix.tables().order_scale < 1
+    del state["turnover"]
+    older = Mix.from_state(state)
+    older.group(A100)
+    assert older.tables().order_scale == 1
 
 
 def test_a_larger_node_widens_its_group() -> None:

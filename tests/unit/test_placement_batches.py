@@ -8,7 +8,7 @@ from dsec.api.sandbox import GpuMode, Resources
 from dsec.placement.accelerators import Accelerator, slicing_for
 from dsec.placement.asked import Asked
 from dsec.placement.engine import demand_of, place
-from dsec.placement.mix import Mix
+from dsec.placement.mix import TURNOVER_LEVELS, Mix
 from dsec.placement.request import Node, Request
 from dsec.placement.scores import Weights
 from dsec.placement.view import ClusterView
@@ -85,12 +85,16 @@ def batch(random: Random, prefix: str, count: int) -> list[Request]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("weights", [Weights(), Weights(balance=200.0, stranding=0.7)])
-def test_a_batch_decides_as_single_requests_do(seed: int, weights: Weights) -> None:
+@pytest.mark.parametrize("level", [0, TURNOVER_LEVELS])
+def test_a_batch_decides_as_single_requests_do(seed: int, weights: Weights, level: int) -> None:
     """Same nodes, cards, CPUs and refusals, whatever came and went before, to the last bit."""
     random = Random(seed)  # noqa: S311  test data, no secret
     nodes = cluster(random, random.choice((3, 20, 600)))
     together, singly = ClusterView(nodes), ClusterView(nodes[::-1])
-    first, second = Mix(), Mix()
+    ended = level * 1000.0
+    turnover = {"asked": ended, "ended": ended, "level": level}
+    state = {"seen": 0, "turnover": turnover, "classes": []}
+    first, second = Mix.from_state(state), Mix.from_state(state)
     for number in range(5):
         requests = batch(random, str(number), random.choice((5, 60, 300)))
         found = place(together, requests, mix=first, weights=weights)

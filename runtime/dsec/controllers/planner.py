@@ -134,6 +134,8 @@ class Planner:
             )
         ]
         for id_ in stale:
+            if booked[id_].claims and id_ not in bound:
+                self.mix.ended()
             self.view.release(id_)
             self._ends.pop(id_, None)
         self._unbooked = set()

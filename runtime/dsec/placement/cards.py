@@ -56,6 +56,8 @@ class Pick(NamedTuple):
     """Milli that are no longer free."""
     extra: float = 0.0
     """Cost beyond stranding."""
+    broken: int = 0
+    """Cards that were idle."""
 
 
 class Chooser:
@@ -82,14 +84,19 @@ class Chooser:
         """Return the cards on one node, or None where they do not suffice."""
         raise NotImplementedError
 
-    def cost_of(self, rows: Ints, cpu: Ints, change: Floats, taken: Ints | int) -> Floats:
-        """Return what placing strands: V and H afterwards less V and H before."""
+    def cost_of(
+        self, rows: Ints, cpu: Ints, change: Floats, taken: Ints | int, broken: Ints | int
+    ) -> Floats:
+        """Return what placing strands: V and H afterwards less V and H before.
+
+        `broken` are cards that were idle.
+        """
         p = self.potential
         usable = p.usable[rows]
         usable -= taken
         usable -= change
         np.maximum(usable, 0.0, out=usable)
-        cost = p.surface.read(p.group[rows], cpu, usable)
+        cost = p.surface.read(p.group[rows], cpu, usable, p.idle[rows] - broken)
         cost += change
         cost -= p.stranded[rows]
         return cost
@@ -132,7 +139,7 @@ class WholeChooser(Chooser):
         p = self.potential
         change = p.tables.card_values[p.bases[rows] + WHOLE]
         change *= -gpus
-        return rows, self.cost_of(rows, cpu, change, gpus * WHOLE)
+        return rows, self.cost_of(rows, cpu, change, gpus * WHOLE, gpus)
 
     def pick(self, scratch: Scratch) -> Pick | None:
         """Return the first cards, of one model where that can be (SCHED-11)."""
@@ -145,7 +152,7 @@ class WholeChooser(Chooser):
         p = self.potential
         change = -gpus * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
         claims = tuple([self.claim(scratch, number) for number in found[:gpus]])
-        return Pick(claims, change, gpus * WHOLE)
+        return Pick(claims, change, gpus * WHOLE, broken=gpus)
 
 
 def _of_one_model(scratch: Scratch, found: list[int], gpus: int) -> list[int]:
@@ -205,8 +212,11 @@ class ClientChooser(Chooser):
             fits = codes - milli >= base
             each = np.where(fits, values[np.where(fits, codes - milli, 0)] - values[codes], NEVER)
         self._rule_out(rows, each)
+        broken: Ints | int = 0
         if gpus == 1 and isinstance(milli, int):
             change, taken = each.min(axis=1), milli
+            if self.potential.surface.keeps:
+                broken = self._broken(rows, codes, each.argmin(axis=1)[:, None])
         else:
             cards = each.argsort(axis=1, kind="stable")[:, :gpus]
             change = np.take_along_axis(each, cards, axis=1).sum(axis=1)
@@ -214,13 +224,21 @@ class ClientChooser(Chooser):
                 taken = milli * gpus
             else:
                 taken = np.take_along_axis(milli, cards, axis=1).sum(axis=1)
+            broken = self._broken(rows, codes, cards)
             if cards.shape[1] < gpus:
                 change[:] = NEVER
         enough = change < NEVER / 2
         if not enough.all():
             rows, cpu, change = rows[enough], cpu[enough], change[enough]
             taken = taken if isinstance(taken, int) else taken[enough]
-        return rows, self.cost_of(rows, cpu, change, taken)
+            broken = broken if isinstance(broken, int) else broken[enough]
+        return rows, self.cost_of(rows, cpu, change, taken, broken)
+
+    def _broken(self, rows: Ints, codes: Ints, cards: Ints) -> Ints:
+        """Return how many of the chosen cards, [row, chosen], are idle."""
+        idle = self.potential.bases[rows][:, None] + WHOLE
+        found = np.take_along_axis(codes, cards, axis=1) == idle
+        return np.asarray(found.sum(axis=1, dtype=np.int64))
 
     def _deltas(self, milli: int) -> Floats:
         if milli > WHOLE:
@@ -255,7 +273,9 @@ class ClientChooser(Chooser):
         found.sort()
         del found[gpus:]
         claims = tuple([self.claim(scratch, number) for _, number, _ in found])
-        return Pick(claims, sum([one[0] for one in found]), sum([one[2] for one in found]))
+        broken = len([one for one in found if scratch.cards[one[1]][_MILLI] == WHOLE])
+        change, taken = sum([one[0] for one in found]), sum([one[2] for one in found])
+        return Pick(claims, change, taken, broken=broken)
 
     def _one_card(self, scratch: Scratch) -> Pick | None:
         """Return the same for one card; only the card that was taken last is looked at anew."""
@@ -268,7 +288,9 @@ class ClientChooser(Chooser):
         if best >= NEVER:
             return None
         scratch.offered = at = offers.index(best)
-        return Pick((self.claim(scratch, usable[at][0]),), best, usable[at][1])
+        number, milli, _ = usable[at]
+        broken = int(scratch.cards[number][_MILLI] == WHOLE)
+        return Pick((self.claim(scratch, number),), best, milli, 0.0, broken)
 
     def _change(self, scratch: Scratch, number: int, milli: int, memory: int) -> float:
         """Return what V of a card changes by, or NEVER where it takes no such client."""
@@ -326,7 +348,7 @@ class SliceChooser(Chooser):
         new = -(-lacking // np.maximum(np.where(cut, 0, left).max(axis=1, initial=0), 1))
         p = self.potential
         change = -new * p.tables.card_values[p.bases[rows] + WHOLE]
-        cost = self.cost_of(rows, cpu, change, new * WHOLE)
+        cost = self.cost_of(rows, cpu, change, new * WHOLE, new)
         return rows, cost + new * self.derived.weights.slicing
 
     def pick(self, scratch: Scratch) -> Pick | None:
@@ -357,7 +379,7 @@ class SliceChooser(Chooser):
         new = -(-max(asked.gpus - on_cut, 0) // max(most, 1))
         p = self.potential
         change = -new * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
-        return Pick(tuple(claims), change, new * WHOLE, new * self.derived.weights.slicing)
+        return Pick(tuple(claims), change, new * WHOLE, new * self.derived.weights.slicing, new)
 
     def _left_on(self, scratch: Scratch, number: int, mask: int) -> int:
         slicing = scratch.node.devices[number].slicing

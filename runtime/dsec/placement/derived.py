@@ -72,6 +72,7 @@ class Derived:
         self._held: dict[str, tuple[Ints, Ints]] | None = None
         """Rows that hold a data set or an image, and percents."""
         self.potential: Potential | None = None
+        self._order_scale = 1.0
 
     def fork(self) -> "Derived":
         """Return a copy for a fork of the view."""
@@ -100,6 +101,9 @@ class Derived:
             groups = groups_of(view.profiles, mix)
             tables = mix.tables() if mix is not None else UNLEARNED
             self.potential = Potential(view, tables, groups)
+            if tables.order_scale != self._order_scale:
+                self._order_scale = tables.order_scale
+                self._arrange(len(view.described))
         else:
             for row in view.touched:
                 self.potential.update(view.load(row, cards=True))
@@ -108,7 +112,6 @@ class Derived:
 
     def _follow(self, view: ClusterView) -> None:
         self.generation = view.generation
-        self._classes.clear()
         self._held = None
         if self._numbering != view.numbering:
             self._numbering = view.numbering
@@ -119,8 +122,7 @@ class Derived:
             node.safe_percent < 100 or node.limit_percent < 100  # noqa: PLR2004  percent
             for node in view.described
         )
-        positions = np.arange(rows, dtype=np.float64)
-        self.order = np.multiply(positions, self.weights.order / max(rows, FULL_ORDER))
+        self._arrange(rows)
         for node in view.profiles[len(self._profile_kinds) :]:
             self._profile_kinds.append([self._kind_of(card) for card in node.devices])
             self.mixed = self.mixed or len({card.model for card in node.devices}) > 1
@@ -129,6 +131,13 @@ class Derived:
         for number, kinds in enumerate(self._profile_kinds):
             table[number, : len(kinds)] = kinds[:cards]
         self.kind = table[view.profile]
+
+    def _arrange(self, rows: int) -> None:
+        """Weigh the order of nodes anew, and with it all classes."""
+        self._classes.clear()
+        positions = np.arange(rows, dtype=np.float64)
+        weight = self.weights.order * self._order_scale
+        self.order = np.multiply(positions, weight / max(rows, FULL_ORDER))
 
     def _kind_of(self, card: Accelerator) -> int:
         key = (card.model, card.memory_bytes, card.modes, card.slicing, card.clients)

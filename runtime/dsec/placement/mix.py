@@ -21,6 +21,7 @@ from dsec.placement.stranding import (
     node_table,
     stack,
 )
+from dsec.placement.turnover import draws_for, kept_table, order_scale, shunned
 
 HALF_LIFE = 20_000
 """Requests after which one counts half: long enough for classes of one in a thousand."""
@@ -31,10 +32,20 @@ CHECK_EVERY = 1 / 2
 """Drift is looked at after so many more requests, as a part of those seen: building tables for a
 mix that is still being learned would only chase noise."""
 LONGEST_CHECK = 1024
+TURNOVER_HALF_LIFE = 2000
+"""Requests after which an end counts half in the turnover."""
+FULL_TURNOVER = 0.3
+"""Ends per request that count as full turnover: the sooner nodes are kept whole, the better."""
+TURNOVER_LEVELS = 4
+"""Steps of the turnover that tables are made for."""
+FEWEST_ASKED = 500.0
+"""The first few ends say little."""
 PRIOR_WEIGHT = 4.0
 """What the generic classes count for together, in requests."""
 PRIOR = ((1, 250), (1, 500), (1, WHOLE), (2, WHOLE), (4, WHOLE), (8, WHOLE))
 """(cards, milli of each) before anything was seen; CPU as half of the cards' part of the node."""
+Part = tuple[Floats, NodeTable, Floats | None]
+"""Tables of one group: V, H, and what idle cards are worth together."""
 MOST_CLASSES = 4096
 """Remembered; the rarest are forgotten beyond."""
 MOST_SHAPES = 256
@@ -75,11 +86,15 @@ class Mix:
         self._counts: dict[Demand, float] = {}
         self._unit = 1.0
         """What the next request counts: growing instead of shrinking all others."""
+        self._asked = self._ended = 0.0
+        """Requests and ends, the older ones decayed."""
+        self._level = 0
+        """Step of the turnover behind the tables."""
         self._next_check = FIRST_CHECK
         self._groups: list[Group] = []
         self._numbers: dict[tuple[str, str], int] = {}
         self._built: list[dict[Shape, float]] = []
-        self._parts: list[tuple[Floats, NodeTable]] = []
+        self._parts: list[Part] = []
         self._tables = stack([], 0)
 
     def group(self, group: Group) -> int:
@@ -114,8 +129,28 @@ class Mix:
         self.seen += count
         self._counts[demand] = self._counts.get(demand, 0.0) + self._unit * count
         self._unit *= 2.0 ** (count / HALF_LIFE)
+        decay = 0.5 ** (count / TURNOVER_HALF_LIFE)
+        self._asked = self._asked * decay + count
+        self._ended *= decay
         if self._unit > 1e9 or len(self._counts) > MOST_CLASSES:  # noqa: PLR2004  far from infinity
             self._tidy()
+
+    def ended(self, count: int = 1) -> None:
+        """Count requests for GPUs that have ended and given back what they held."""
+        self._ended += count
+
+    @property
+    def turnover(self) -> float:
+        """Ends per request of late, as a part of `FULL_TURNOVER`; 0 while a cluster only fills."""
+        return min(1.0, self._ended / max(self._asked, FEWEST_ASKED) / FULL_TURNOVER)
+
+    def _turned(self) -> bool:
+        """Move to another step of the turnover where it is clearly past the present one."""
+        exact = self.turnover * TURNOVER_LEVELS
+        if abs(exact - self._level) <= 0.75:  # noqa: PLR2004  of a step: more than half does not flap
+            return False
+        self._level = round(exact)
+        return True
 
     def _tidy(self) -> None:
         kept = sorted(self._counts.items(), key=lambda one: (-one[1], one[0]))
@@ -133,25 +168,42 @@ class Mix:
         """
         if len(self._parts) == len(self._groups) and self.seen < self._next_check:
             return self._tables
+        known = self.seen >= self._next_check
         step = min(LONGEST_CHECK, max(FIRST_CHECK, int(self.seen * CHECK_EVERY)))
         self._next_check = self.seen + step
+        # a mix that goes on from a state starts from the state's step
+        turned = known and self._turned()
+        turnover = self._level / TURNOVER_LEVELS
         changed = False
-        cache: dict[tuple[object, ...], tuple[Floats, NodeTable]] = {}
+        cache: dict[tuple[object, ...], Part] = {}
         for number, group in enumerate(self._groups):
             shapes = self.shapes(group)
             frequencies = {replace(one, weight=0.0): one.weight for one in shapes}
             if number < len(self._parts):
-                if distance(frequencies, self._built[number]) <= DRIFT:
+                if not turned and distance(frequencies, self._built[number]) <= DRIFT:
                     continue
                 self._built[number] = frequencies
-                self._parts[number] = _build(group, shapes, cache)
+                self._parts[number] = _build(group, shapes, (turnover, self._barred(group)), cache)
             else:
                 self._built.append(frequencies)
-                self._parts.append(_build(group, shapes, cache))
+                self._parts.append(_build(group, shapes, (turnover, self._barred(group)), cache))
             changed = True
         if changed:
-            self._tables = stack(self._parts, self._tables.version + 1)
+            version = self._tables.version + 1
+            kept = [one for _, _, one in self._parts if one is not None]
+            parts = [(cards, nodes) for cards, nodes, _ in self._parts]
+            self._tables = stack(parts, version, kept, order_scale(turnover))
         return self._tables
+
+    def _barred(self, group: Group) -> float:
+        """Return the part of all requests that ask for other models or pools than a group's."""
+        barred = sum(
+            count
+            for demand, count in self._counts.items()
+            if (demand.models and group.model not in demand.models)
+            or (demand.pools and group.pool not in demand.pools)
+        )
+        return barred / max(sum(self._counts.values()), PRIOR_WEIGHT * self._unit)
 
     def shapes(self, group: Group) -> list[Shape]:
         """Return the classes that nodes of a group may serve; their weights sum to 1."""
@@ -184,6 +236,7 @@ class Mix:
         other = Mix()
         other.seen, other._unit, other._next_check = self.seen, self._unit, self._next_check
         other._counts = dict(self._counts)
+        other._asked, other._ended, other._level = self._asked, self._ended, self._level
         other._groups, other._numbers = list(self._groups), dict(self._numbers)
         other._built, other._parts = list(self._built), list(self._parts)
         other._tables = self._tables
@@ -193,6 +246,7 @@ class Mix:
         """Return what was learned as JSON data, for dumps of decisions and for a successor."""
         return {
             "seen": self.seen,
+            "turnover": {"asked": self._asked, "ended": self._ended, "level": self._level},
             "classes": [
                 {
                     "cpuMilli": demand.cpu_milli,
@@ -213,6 +267,11 @@ class Mix:
         mix = cls()
         mix.seen = int(state["seen"])
         mix._next_check = mix.seen + FIRST_CHECK
+        # states of older releases have none
+        turnover = state.get("turnover", {})
+        mix._asked = float(turnover.get("asked", 0.0))
+        mix._ended = float(turnover.get("ended", 0.0))
+        mix._level = min(TURNOVER_LEVELS, max(0, int(turnover.get("level", 0))))
         for one in state["classes"]:
             demand = Demand(
                 int(one["cpuMilli"]),
@@ -244,9 +303,13 @@ def _milli(demand: Demand, group: Group) -> int:
 def _build(
     group: Group,
     shapes: Sequence[Shape],
-    cache: dict[tuple[object, ...], tuple[Floats, NodeTable]],
-) -> tuple[Floats, NodeTable]:
-    key = (tuple(shapes), group.cpu_milli, group.gpus)
+    busy: tuple[float, float],
+    cache: dict[tuple[object, ...], Part],
+) -> Part:
+    turnover, barred = busy
+    key = (tuple(shapes), group.cpu_milli, group.gpus, barred if turnover else 0.0)
     if key not in cache:
-        cache[key] = (card_table(shapes), node_table(shapes, group.cpu_milli, group.gpus))
+        cards = card_table(shapes, draws_for(turnover))
+        nodes = shunned(node_table(shapes, group.cpu_milli, group.gpus), turnover * barred)
+        cache[key] = (cards, nodes, kept_table(shapes, nodes, group.gpus, turnover))
     return cache[key]

@@ -28,12 +28,16 @@ class Surface:
     __slots__ = (
         "_coefficients",
         "_cpu_scale",
+        "_kept",
+        "_kept_values",
+        "_kept_width",
         "_last_column",
         "_last_row",
         "_plain_scales",
         "_usable_scale",
         "_values",
         "_width",
+        "keeps",
         "size",
     )
 
@@ -62,15 +66,29 @@ class Surface:
         self._plain_scales = [(one[4], one[5]) for one in tables.plain] or [(1.0, 1.0)]
         self._cpu_scale = _one_or_many([one[0] for one in self._plain_scales])
         self._usable_scale = _one_or_many([one[1] for one in self._plain_scales])
+        self.keeps = bool(tables.kept)
+        """Idle cards that are together count."""
+        self._kept_width = max((one.shape[1] for one in tables.kept), default=1)
+        kept = np.zeros((max(1, len(shapes)), rows, self._kept_width))
+        for group, values in enumerate(tables.kept):
+            height, length = values.shape
+            padding = ((0, rows - height), (0, self._kept_width - length))
+            kept[group] = np.pad(values, padding, mode="edge")
+        self._kept = kept.reshape(-1)
+        self._kept_values: list[float] = self._kept.tolist() if self.keeps else []
 
-    def read(self, group: Ints, cpu: Ints, usable: Floats) -> Floats:
-        """Return H of nodes: group[n], free CPU milli[n] (not negative), usable milli[n]."""
+    def read(self, group: Ints, cpu: Ints, usable: Floats, idle: Ints) -> Floats:
+        """Return H of nodes, and what their idle cards are worth where that counts.
+
+        group[n], free CPU milli[n] (not negative), usable milli[n], idle cards[n].
+        """
         cpu_scale, usable_scale = self._cpu_scale, self._usable_scale
         x = cpu * (cpu_scale if isinstance(cpu_scale, float) else cpu_scale[group])
         y = usable * (usable_scale if isinstance(usable_scale, float) else usable_scale[group])
         np.minimum(x, self._last_row, out=x)
         np.minimum(y, self._last_column, out=y)
         row, column = x.astype(np.int64), y.astype(np.int64)
+        kept = (group * (self.size // self._width) + row) * self._kept_width if self.keeps else None
         x -= row
         y -= column
         row *= self._width
@@ -81,10 +99,12 @@ class Surface:
         value += found[:, 2] * y
         x *= y
         value += found[:, 3] * x
+        if kept is not None:
+            value += self._kept.take(kept + np.clip(idle, 0, self._kept_width - 1))
         return value
 
-    def read_one(self, group: int, cpu: int, usable: float) -> float:
-        """Return H of one node."""
+    def read_one(self, group: int, cpu: int, usable: float, idle: int) -> float:
+        """Return the same of one node."""
         cpu_scale, usable_scale = self._plain_scales[group]
         x, y = cpu * cpu_scale, usable * usable_scale
         x = min(x, self._last_row)
@@ -97,9 +117,13 @@ class Surface:
         near, right = values[at], values[at + 1]
         at += self._width
         below, far = values[at], values[at + 1]
-        return (
+        value = (
             near + (below - near) * x + (right - near) * y + (far - below - right + near) * (x * y)
         )
+        if self.keeps:
+            at = (group * (self.size // self._width) + row) * self._kept_width
+            value += self._kept_values[at + max(0, min(idle, self._kept_width - 1))]
+        return value
 
 
 def _one_or_many(scales: Sequence[float]) -> float | Floats:
@@ -115,6 +139,7 @@ class Potential:
         "codes",
         "group",
         "group_of_profile",
+        "idle",
         "stranded",
         "surface",
         "tables",
@@ -135,7 +160,9 @@ class Potential:
         cpu = np.maximum(view.columns[Column.CPU], 0)
         values = tables.card_values[milli + self.bases[:, None]] if milli.size else milli
         self.usable: Floats = (milli - values).sum(axis=1, dtype=np.float64)
-        self.stranded: Floats = self.surface.read(self.group, cpu, self.usable)
+        self.idle: Ints = (milli == WHOLE).sum(axis=1, dtype=np.int64)
+        """Idle cards; kept up to date while the tables ask for them."""
+        self.stranded: Floats = self.surface.read(self.group, cpu, self.usable, self.idle)
 
     def codes_for(self, view: ClusterView, bit: int) -> Ints:
         """Return codes[row, card] as a client of a mode sees them; kept up to date from now on."""
@@ -154,12 +181,21 @@ class Potential:
             milli = state[_MILLI]
             usable += milli - values[base + milli]
         cpu = max(scratch.columns[_CPU], 0)
-        return usable, self.surface.read_one(self.group_of_profile[scratch.profile], cpu, usable)
+        group = self.group_of_profile[scratch.profile]
+        return usable, self.surface.read_one(group, cpu, usable, self.idle_of(scratch))
+
+    def idle_of(self, scratch: Scratch) -> int:
+        """Return the idle cards of a node as it is in the scratch; 0 where they do not count."""
+        if not self.surface.keeps:
+            return 0
+        return len([one for one in scratch.cards if one[_MILLI] == WHOLE])
 
     def update(self, scratch: Scratch, state: tuple[float, float] | None = None) -> None:
         """Take over the figures of one row, cards included; `state` where it is known already."""
         row = scratch.row
         self.usable[row], self.stranded[row] = state or self.state_of(scratch)
+        if self.surface.keeps:
+            self.idle[row] = self.idle_of(scratch)
         base, cards = self.bases_of_profile[scratch.profile], scratch.cards
         for bit, codes in self.codes.items():
             if cards:
@@ -174,6 +210,7 @@ class Potential:
             setattr(other, name, getattr(self, name))
         other.codes = {bit: codes.copy() for bit, codes in self.codes.items()}
         other.usable, other.stranded = self.usable.copy(), self.stranded.copy()
+        other.idle = self.idle.copy()
         return other
 
 

@@ -187,7 +187,7 @@ class Search:
             if self._chooser is not None:
                 rows, stranded = self._chooser.candidates(rows, left)
             else:
-                stranded = p.surface.read(p.group[rows], left, p.usable[rows])
+                stranded = p.surface.read(p.group[rows], left, p.usable[rows], p.idle[rows])
                 stranded -= p.stranded[rows]
         cost = self.static.base[rows]
         if stranded is not None:
@@ -223,7 +223,7 @@ class Search:
         """Return a node that something may be placed on."""
         p = self.potential
         scratch = self._view.load(row, cards=self._chooser is not None)
-        return Spot(scratch, p.usable.item(row), p.stranded.item(row))
+        return Spot(scratch, p.usable.item(row), p.stranded.item(row), p.idle.item(row))
 
     def price(self, spot: "Spot") -> bool:
         """Find cards and cost on one node, the same as `more` finds; False where it has no room."""
@@ -261,13 +261,14 @@ class Search:
         group, left = p.group_of_profile[scratch.profile], scratch.columns[_CPU] - booked[_CPU]
         if self._chooser is None:
             spot.next_usable = spot.usable
-            spot.next_stranded = p.surface.read_one(group, left, spot.usable)
+            spot.next_stranded = p.surface.read_one(group, left, spot.usable, spot.idle)
             return spot.next_stranded - spot.stranded
         pick = spot.pick = self._chooser.pick(scratch)
         if pick is None:
             return None
         spot.next_usable = max(spot.usable - pick.taken - pick.change, 0.0)
-        spot.next_stranded = p.surface.read_one(group, left, spot.next_usable)
+        idle = spot.next_idle = spot.idle - pick.broken
+        spot.next_stranded = p.surface.read_one(group, left, spot.next_usable, idle)
         return spot.next_stranded + pick.change - spot.stranded + pick.extra
 
     def _imbalance_of(self, scratch: Scratch) -> float:
@@ -344,6 +345,7 @@ class Search:
         decision = Decision(member.id, name, devices, (), scores, cpus)
         self._view.commit(scratch, member, decision, amounts, claims)
         spot.usable, spot.stranded = spot.next_usable, spot.next_stranded
+        spot.idle = spot.next_idle
         return decision
 
     def _scores(self, spot: "Spot") -> tuple[tuple[str, float], ...]:
@@ -384,6 +386,8 @@ class Spot:
 
     __slots__ = (
         "cost",
+        "idle",
+        "next_idle",
         "next_stranded",
         "next_usable",
         "pick",
@@ -392,9 +396,10 @@ class Spot:
         "usable",
     )
 
-    def __init__(self, scratch: Scratch, usable: float, stranded: float) -> None:
+    def __init__(self, scratch: Scratch, usable: float, stranded: float, idle: int) -> None:
         self.scratch = scratch
         self.usable = self.next_usable = usable
         self.stranded = self.next_stranded = stranded
+        self.idle = self.next_idle = idle
         self.pick: Pick | None = None
         self.cost = 0.0

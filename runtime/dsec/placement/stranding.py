@@ -12,6 +12,8 @@ Cost of a placement: P after - P before + `ORDER_WEIGHT` * position / nodes, in 
 smallest is best, the first in the fixed order of nodes wins a tie. The order term keeps nodes at
 its end empty for requests that need a whole one.
 
+`turnover` says what changes where work ends as fast as it comes.
+
 How a scorer uses it (`Tables` are immutable; take them once per batch):
 
 * per node keep `codes` (each card: group * `CARD` + free milli; 0 free for a card that is missing
@@ -185,6 +187,10 @@ class Tables:
     cpu_scale: Floats
     usable_scale: Floats
     plain: list[tuple[int, int, int, int, float, float]]
+    kept: tuple[Floats, ...] = ()
+    """By group: `turnover.kept_table`; empty without turnover."""
+    order_scale: float = 1.0
+    """Part of the order's weight that counts."""
     _deltas: dict[int, Floats] = field(default_factory=dict)
     _delta_lists: dict[int, list[float]] = field(default_factory=dict)
 
@@ -350,7 +356,12 @@ class OneNode(NamedTuple):
     stranded: float
 
 
-def stack(tables: Sequence[tuple[Floats, NodeTable]], version: int) -> Tables:
+def stack(
+    tables: Sequence[tuple[Floats, NodeTable]],
+    version: int,
+    kept: Sequence[Floats] = (),
+    order_scale: float = 1.0,
+) -> Tables:
     """Return the tables of groups 0, 1, ... as one."""
     node_values = [table.values for _, table in tables]
     sizes = np.cumsum([0, *(values.size for values in node_values)])
@@ -383,4 +394,6 @@ def stack(tables: Sequence[tuple[Floats, NodeTable]], version: int) -> Tables:
         cpu_scale=cpu_scale,
         usable_scale=usable_scale,
         plain=plain,
+        kept=tuple(kept),
+        order_scale=order_scale,
     )

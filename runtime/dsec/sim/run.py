@@ -122,6 +122,8 @@ class _Simulation:
             index = heappop(self.ends)[1]
             self.view.release(self.requests.pop(index).id)
             self.meter.ended(self.jobs[index])
+            if self.jobs[index].gpus:
+                self.mix.ended()
         self.full.clear()
 
     def _arrive(self, indexes: range, now: float) -> None:

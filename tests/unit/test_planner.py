@@ -10,9 +10,10 @@ from dsec.api.sandbox import GpuMode, Identity, Resources, SandboxSpec
 from dsec.api.tenant import Amounts, Quota, TenantSpec
 from dsec.api.wire import Device, NodeInventory
 from dsec.controllers.isolating import Isolating
-from dsec.controllers.planner import Planner, quota_problem, request_of
+from dsec.controllers.planner import Planner
 from dsec.controllers.rounds import Rounds
 from dsec.controllers.tenants import used_by
+from dsec.controllers.translating import quota_problem, request_of
 from dsec.journal.bindings import Binding, Needs
 from dsec.placement.plans import Asking, Plan, PreemptionPolicy
 from dsec.placement.preemption import plan

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsec.api.sandbox import SandboxState
-from dsec.controllers.planner import unit_of
+from dsec.controllers.translating import unit_of
 from dsec.journal.bindings import Binding
 from dsec.placement.plans import PreemptionPolicy
 

@@ -20,7 +20,8 @@ from dsec.api.sandbox import SandboxState
 from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
-from dsec.controllers.planner import Planner, request_of
+from dsec.controllers.planner import Planner
+from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.displacing import Displacing

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from dsec.api.reasons import PendingReason
-from dsec.controllers.planner import unit_of
 from dsec.controllers.rounds import Rounds
+from dsec.controllers.translating import unit_of
 from dsec.journal.bindings import Binding
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision

@@ -13,13 +13,13 @@ from functools import partial
 
 import structlog
 
-from dsec.api.experiment import TaskClass
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode
 from dsec.api.tenant import TenantSpec
 from dsec.controllers.recorder import Recorder
+from dsec.controllers.translating import COHORT, account_of, request_of, unit_of
 from dsec.journal.bindings import Binding
-from dsec.placement.accounts import Account, QuotaError, amounts_of, limits, total
+from dsec.placement.accounts import Account, QuotaError, amounts_of, total
 from dsec.placement.asked import Asked
 from dsec.placement.backfill import Reservation, run_round
 from dsec.placement.backfill import Waiting as Work
@@ -33,9 +33,6 @@ from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Node, Request
 from dsec.placement.rounds import Wanted, decide
 from dsec.placement.view import ClusterView
-
-COHORT = "cluster"
-"""Tenants lend each other what is idle in the whole cluster."""
 
 log = structlog.get_logger()
 
@@ -408,65 +405,5 @@ class _Round:
             self._planner.ledger.end(id_)
 
 
-def unit_of(binding: Binding) -> str:
-    """Return the name of what starts together or not at all."""
-    return binding.gang or binding.id
-
-
 def _arrival(binding: Binding) -> tuple[datetime, int, str]:
     return binding.bound_at or binding.at, binding.order, binding.id
-
-
-def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
-    """Return what placement is asked for a binding."""
-    needs, spec = binding.needs, binding.spec
-    return Request(
-        id=binding.id,
-        resources=spec.resources,
-        isolation=spec.isolation,
-        labels=tuple(sorted(needs.node_labels.items())),
-        pools=tuple(needs.pools),
-        gpu_model=needs.gpu_model,
-        gang=binding.gang,
-        simulated=needs.simulated,
-        features=tuple(needs.features),
-        avoid=tuple(sorted(set(avoid))),
-        tenant=binding.tenant,
-        queue=needs.queue,
-        stage=needs.stage,
-        priority=binding.priority,
-        task_class=needs.task_class,
-        image=spec.image,
-        datasets=tuple(needs.datasets),
-        near=needs.near,
-        spread=needs.spread,
-    )
-
-
-def account_of(name: str, spec: TenantSpec, project: str = "") -> Account:
-    """Return the account of a tenant, or of a project of it that owns something.
-
-    Raises QuotaError where its quota contradicts itself.
-    """
-    quota = spec.quota
-    if project:
-        path = f"{name}/{project}"
-        return Account(path, limits(quota.projects[project].model_dump(), path, "relative"))
-    nominal = limits(quota.nominal.model_dump(), name, "relative")
-    ceiling = None
-    if quota.ceiling is not None:
-        ceiling = limits(quota.ceiling.model_dump(), name, "relative")
-    # a ceiling above what it owns is the tenant's word that it borrows, and gives back
-    above = TaskClass.PAUSABLE if ceiling is not None else None
-    return Account(name, nominal, ceiling, COHORT, above)
-
-
-def quota_problem(name: str, spec: TenantSpec) -> str:
-    """Return what is wrong with a tenant's quota in itself; empty: nothing."""
-    ledger = Ledger()
-    try:
-        for project in ("", *sorted(spec.quota.projects)):
-            ledger.put(account_of(name, spec, project))
-    except QuotaError as error:
-        return str(error)
-    return ""

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from dsec.controllers.planner import Planner, request_of
+from dsec.controllers.planner import Planner
+from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.displacing import resumable

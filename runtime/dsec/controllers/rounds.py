@@ -10,7 +10,8 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen
 from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
-from dsec.controllers.planner import Planner, unit_of
+from dsec.controllers.planner import Planner
+from dsec.controllers.translating import unit_of
 from dsec.journal.bindings import Binding, Bindings
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision

@@ -17,7 +17,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import Amounts, Purge, TenantSpec, TenantStatus
 from dsec.controllers.collector import Collector
 from dsec.controllers.dispatch import Dispatcher
-from dsec.controllers.planner import quota_problem
+from dsec.controllers.translating import quota_problem
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.world.cache import Cache, Key, key_of

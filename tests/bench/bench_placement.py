@@ -20,6 +20,7 @@ from dsec.placement.engine import demand_of, place
 from dsec.placement.mix import Mix
 from dsec.placement.request import Decision, Node, Request
 from dsec.placement.view import ClusterView
+from dsec.world.heap import settle
 from figures import figure
 from placement_load import batches, cluster, unique, violations
 
@@ -63,29 +64,30 @@ class Tally:
         return len(self.decisions) / self.cpu
 
 
-def warm(nodes: Sequence[Node]) -> Mix:
-    """Return a mix that has learned what comes, and leave the code warm as well."""
-    mix = Mix()
+def warm(nodes: Sequence[Node]) -> tuple[Mix, ClusterView]:
+    """Return what a leader holds that has run for a while, with nothing running just now.
+
+    Its mix has learned what comes, and its view has derived what depends on nodes alone.
+    """
+    mix, view = Mix(), ClusterView(nodes)
     for one in unique(LEARNED, 6):
         asked = Asked.of(one)
         if asked.gpus:
             mix.observe(demand_of(one, asked))
-    view = ClusterView(nodes)
     for one in unique(WARM_UP, 7, "w"):
         place(view, [one], mix=mix)
-    return mix
+    for id_ in list(view.bookings()):
+        view.release(id_)
+    return mix, view
 
 
 def measure(nodes: Sequence[Node], calls: Sequence[list[Request]]) -> Tally:
     """Place each of `calls` with one call, on an empty cluster."""
-    mix, view, tally = warm(nodes), ClusterView(nodes), Tally()
-    place(view, [], mix=mix)
-    view.settle()
+    (mix, view), tally = warm(nodes), Tally()
     tally.requests = [one for call in calls for one in call]
     decisions, latencies, clock = tally.decisions, tally.latencies, time.perf_counter
-    # what was built so far is no garbage, and must not be looked through during the measurement
-    gc.collect()
-    gc.freeze()
+    # as the leader does at its start
+    settle()
     begin, cpu = clock(), time.process_time()
     for call in calls:
         start, start_cpu = clock(), time.process_time()

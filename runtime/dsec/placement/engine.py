@@ -111,7 +111,9 @@ def place_class(
     potential = derived.refresh(view, mix)
     search = Search(view, derived, potential, request, asked, record=record, within=rows)
     booked = view.bookings()
-    free = list({one.id: one for one in members if one.id not in booked}.values())
+    free: Sequence[Request] = members
+    if len(members) > 1 or request.id in booked:
+        free = list({one.id: one for one in members if one.id not in booked}.values())
     found = search.place(free)
     full = refusals(view, request, asked) if explain and None in found else ()
     answers = [

@@ -177,8 +177,14 @@ class LedgerMachine(RuleBasedStateMachine):
         """Return whether an owner goes without although borrowers could have made room.
 
         A cruder way than the one under test: every tenant that is above its nominal amounts loses
-        consenting work until it is not, and the asker is tried again.
+        consenting work until it is not, and the asker is tried again. Where others have leased
+        what they borrow nothing is said: that is revoked, and comes back by itself.
         """
+        leased = {entry.tenant for entry in self.ledger.leases.values() if consents(entry)} - {
+            asker.tenant
+        }
+        if any(self.ledger.borrowed(tenant) for tenant in leased):
+            return False
         tenant = asker.tenant
         share = self.ledger.tree.branch(tenant).nominal
         counted = self.ledger.tree.branch(tenant).total

@@ -145,7 +145,8 @@ async def test_bad_env_key_and_mount_path_are_refused_at_create(w: World) -> Non
 
 async def test_stop_gives_the_program_its_grace(w: World) -> None:
     """SIGTERM first; after the grace every process is killed."""
-    script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 60"
+    # a shell that has just begun one long sleep would hear the signal at its end
+    script = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     polite = await w.begin(w.spec("bash", "-c", script))
     await w.said(polite, b"ready\n")
     await w.substrate.stop(polite, PATIENCE)

@@ -161,7 +161,7 @@ class Transport:
         content: bytes | AsyncIterable[bytes] | None = None,
         media_type: str = "",
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a streamed answer and yield its bytes. Never sent twice.
+        """Open a streamed answer and yield its bytes. Never sent twice, but connected again.
 
         There is no timeout between bytes: a command may be silent for as long as it runs.
         """
@@ -170,16 +170,33 @@ class Transport:
         if media_type and content is not None:
             headers["Content-Type"] = media_type
         timeout = httpx2.Timeout(CALL_TIMEOUT, read=None, write=None, pool=None)
-        try:
-            async with self._http.stream(
+
+        async def opened() -> httpx2.Response:
+            request = self._http.build_request(
                 method, path, params=params, content=content, headers=headers, timeout=timeout
-            ) as response:
+            )
+            try:
+                response = await self._http.send(request, stream=True)
                 if not response.is_success:
                     await response.aread()
-                    raise error_of(response, reading=method == "GET", keys=[])
-                yield response.aiter_bytes()
+            except httpx2.HTTPError as error:
+                raise self._silent(error, method, path, correlation, []) from error
+            if not response.is_success:
+                raise error_of(response, reading=method == "GET", keys=[])
+            return response
+
+        response = await persist(
+            opened,
+            lambda error: isinstance(error, UnreachableError),
+            what=f"{method} {path}",
+            patience=self._patience,
+        )
+        try:
+            yield response.aiter_bytes()
         except httpx2.HTTPError as error:
             raise self._silent(error, method, path, correlation, []) from error
+        finally:
+            await response.aclose()
 
     def _silent(
         self, error: httpx2.HTTPError, method: str, path: str, correlation: str, keys: list[str]

@@ -468,6 +468,163 @@ class AgentSettings(TypedDict):
     """Time to the first heartbeat."""
 
 
+class PoolOffering(TypedDict):
+    """One make of node that the pool may get, with what it has."""
+
+    instance_type: pulumi.Input[str]
+    """Name at the provider, for example m7i.8xlarge."""
+
+    markets: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Ways in which it may be paid for. One of: owned, reserved, spot, on-demand."""
+
+    regions: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Empty: the pool's."""
+
+    zones: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Empty: the pool's."""
+
+    cpu_milli: pulumi.Input[int]
+    """CPU, in thousandths of a core."""
+
+    memory_bytes: pulumi.Input[int]
+    """Memory, in bytes."""
+
+    gpu_count: NotRequired[pulumi.Input[int]]
+    """GPUs."""
+
+    gpu_model: NotRequired[pulumi.Input[str]]
+    """Model of its GPUs."""
+
+    gpu_memory_bytes: NotRequired[pulumi.Input[int]]
+    """Memory of each GPU, in bytes."""
+
+    price_per_hour: NotRequired[pulumi.Input[str]]
+    """Overrides the price book, per node and hour."""
+
+    boot_seconds: NotRequired[pulumi.Input[int]]
+    """From buying to ready, as a rule."""
+
+    minimum_bill_seconds: NotRequired[pulumi.Input[int]]
+    """Least time that is billed."""
+
+    limit: NotRequired[pulumi.Input[int]]
+    """Most nodes of it; of owned machines: how many there are."""
+
+
+class WarmBuffer(TypedDict):
+    """Room kept free for what comes: so many more sandboxes of that size."""
+
+    name: pulumi.Input[str]
+    """For people, for example rollouts."""
+
+    count: pulumi.Input[int]
+    """Places kept free; removed only above 1.5 times that."""
+
+    cpu_milli: pulumi.Input[int]
+    """CPU of one place."""
+
+    memory_bytes: pulumi.Input[int]
+    """Memory of one place, in bytes."""
+
+    gpu_count: NotRequired[pulumi.Input[int]]
+    """GPUs of one."""
+
+    gpu_model: NotRequired[pulumi.Input[str]]
+    """Model of those GPUs; empty: any."""
+
+    burn_percent: NotRequired[pulumi.Input[int]]
+    """What is bought for it costs at most this part of what all nodes cost; 100: whatever it takes.
+    """
+
+
+class ScheduleWindow(TypedDict):
+    """Other bounds at some times of the week."""
+
+    days: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """On which it begins; empty: every day. One of: mon, tue, wed, thu, fri, sat, sun."""
+
+    start: pulumi.Input[str]
+    """Begin, in the pool's time zone."""
+
+    end: pulumi.Input[str]
+    """End; earlier than start: on the next day."""
+
+    min_nodes: NotRequired[pulumi.Input[int]]
+    """Replaces minNodes."""
+
+    max_nodes: NotRequired[pulumi.Input[int]]
+    """Replaces maxNodes."""
+
+
+class PoolScaling(TypedDict):
+    """How a pool grows and shrinks. Bounds win over every trigger (ELAS-33)."""
+
+    provider: NotRequired[pulumi.Input[str]]
+    """onprem, aws or simulated."""
+
+    min_nodes: NotRequired[pulumi.Input[int]]
+    """Least nodes, whatever the load."""
+
+    max_nodes: NotRequired[pulumi.Input[int]]
+    """Most nodes, those on their way included."""
+
+    floor: NotRequired[pulumi.Input[int]]
+    """Outside of scheduled hours nodes go down to this, never to 0 (ELAS-18)."""
+
+    offerings: NotRequired[pulumi.Input[list[pulumi.Input[PoolOffering]]]]
+    """Makes of node that it may get."""
+
+    markets: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Ways to pay that are allowed; empty: all. One of: owned, reserved, spot, on-demand."""
+
+    regions: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Where offerings name none."""
+
+    zones: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Where offerings name none."""
+
+    preset: NotRequired[pulumi.Input[str]]
+    """Unset: node-load for owned machines, wait-and-budget for others (CONF-37). One of: node-load,
+    wait-and-budget.
+    """
+
+    burst_wait_seconds: NotRequired[pulumi.Input[int]]
+    """How long work queues before spot or on-demand nodes are bought."""
+
+    buffers: NotRequired[pulumi.Input[list[pulumi.Input[WarmBuffer]]]]
+    """Room kept free."""
+
+    max_cpu_milli: NotRequired[pulumi.Input[int]]
+    """Most CPU of all its nodes."""
+
+    max_gpus: NotRequired[pulumi.Input[int]]
+    """Most GPUs of all its nodes."""
+
+    max_cost_per_hour: NotRequired[pulumi.Input[str]]
+    """Most that all its nodes cost in an hour."""
+
+    currency: NotRequired[pulumi.Input[str]]
+    """ISO 4217 code of its amounts."""
+
+    schedule: NotRequired[pulumi.Input[list[pulumi.Input[ScheduleWindow]]]]
+    """First window that holds wins."""
+
+    time_zone: NotRequired[pulumi.Input[str]]
+    """IANA name that the schedule is in."""
+
+    run_until_seconds: NotRequired[pulumi.Input[int]]
+    """How far ahead a node is paid for; renewed at half of it."""
+
+    consolidation: NotRequired[pulumi.Input[bool]]
+    """Move pausable work so that nodes fall empty."""
+
+    shrink: NotRequired[pulumi.Input[str]]
+    """Whether nodes are removed. One of: on, dry-run, off."""
+
+    empty_seconds: NotRequired[pulumi.Input[int]]
+    """How long a node is idle before it goes; unset: 600 with node-load, else 60."""
+
+
 class SandboxNodePoolSpec(TypedDict):
     """Nodes of one make."""
 
@@ -482,6 +639,9 @@ class SandboxNodePoolSpec(TypedDict):
 
     agent: NotRequired[pulumi.Input[AgentSettings]]
     """How its agents run. Change: new replicas only."""
+
+    scaling: NotRequired[pulumi.Input[PoolScaling]]
+    """How it grows and shrinks; unset: by hand. Change: live."""
 
 
 class SandboxImageSpec(TypedDict):

@@ -18,6 +18,7 @@ from dsec.api.meta import (
     Replace,
     Word,
 )
+from dsec.api.scaling import PoolScaling
 from dsec.api.tenant import Amounts
 from dsec.api.wire import NodeInventory, Usage
 
@@ -91,6 +92,9 @@ class SandboxNodePoolSpec(WireModel):
     )
     agent: NewReplicas[AgentSettings] = Field(
         default=AgentSettings(), description="How its agents run."
+    )
+    scaling: Live[PoolScaling | None] = Field(
+        default=None, description="How it grows and shrinks; unset: by hand."
     )
 
 

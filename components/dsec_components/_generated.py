@@ -82,6 +82,25 @@ class RoleMount(TypedDict):
     """How long the collected copy is kept."""
 
 
+class ElasticWindow(TypedDict):
+    """Other bounds at some times of the week; the first window that holds wins."""
+
+    days: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """On which it begins; empty: every day. One of: mon, tue, wed, thu, fri, sat, sun."""
+
+    start: pulumi.Input[str]
+    """Begin, in the time zone of the schedule."""
+
+    end: pulumi.Input[str]
+    """End; not after start: on the next day."""
+
+    min: NotRequired[pulumi.Input[int]]
+    """Replaces the role's min."""
+
+    max: NotRequired[pulumi.Input[int]]
+    """Replaces the role's max."""
+
+
 class Elastic(TypedDict):
     """Declared elasticity of a role; bounds are the role's min and max (API-16)."""
 
@@ -90,6 +109,83 @@ class Elastic(TypedDict):
 
     target: NotRequired[pulumi.Input[int]]
     """Set-point or trigger, in the metric's unit."""
+
+    lower: NotRequired[pulumi.Input[int]]
+    """Below it the role shrinks; unset: the preset's part of target."""
+
+    preset: NotRequired[pulumi.Input[str]]
+    """How the count follows the metric; unset: presets of CONF-02. One of: role-queue, cpu-target,
+    throughput, throughput-dynamic, three-signal.
+    """
+
+    mode: NotRequired[pulumi.Input[str]]
+    """Of throughput presets; unset: presets of CONF-04. One of: edge, level."""
+
+    query: NotRequired[pulumi.Input[str]]
+    """PromQL that gives the metric as one number; unset: by its name."""
+
+    period_seconds: NotRequired[pulumi.Input[int]]
+    """Time from one evaluation to the next."""
+
+    window_seconds: NotRequired[pulumi.Input[int]]
+    """How long a reading has to last before the count changes, both ways; below 60 the count may
+    swing. Unset: the preset's periods.
+    """
+
+    grow_periods: NotRequired[pulumi.Input[int]]
+    """Evaluations in a row before it grows; unset: by preset and tier."""
+
+    shrink_periods: NotRequired[pulumi.Input[int]]
+    """The same before it shrinks."""
+
+    ladder: NotRequired[pulumi.Input[list[pulumi.Input[int]]]]
+    """The only counts it takes, rising."""
+
+    step: NotRequired[pulumi.Input[int]]
+    """Instances added or removed at once, where there is no ladder."""
+
+    per_instance_rate: NotRequired[pulumi.Input[int]]
+    """What one instance works off in a second, in the metric's unit."""
+
+    drain_seconds: NotRequired[pulumi.Input[int]]
+    """Time in which the queue should be worked off (CONF-03)."""
+
+    latency_target_ms: NotRequired[pulumi.Input[int]]
+    """Sampling latency above it counts as a long queue."""
+
+    cooldown_seconds: NotRequired[pulumi.Input[int]]
+    """Least time between two changes; unset: the preset's."""
+
+    protection_seconds: NotRequired[pulumi.Input[int]]
+    """Nothing is removed for so long after the role has grown."""
+
+    direction: NotRequired[pulumi.Input[str]]
+    """Which changes are made. One of: both, grow-only."""
+
+    schedule: NotRequired[pulumi.Input[list[pulumi.Input[ElasticWindow]]]]
+    """Bounds by time of the week."""
+
+    time_zone: NotRequired[pulumi.Input[str]]
+    """IANA name that the schedule is in."""
+
+    scheduled_shrink: NotRequired[pulumi.Input[bool]]
+    """False: windows only raise bounds, and what they would remove is told."""
+
+    speed_percent: NotRequired[pulumi.Input[int]]
+    """Where the cost of a valid sample is known: 0 least money, 100 the fastest."""
+
+
+class Vertical(TypedDict):
+    """CPU and memory limits of running replicas follow what they use, within these bounds."""
+
+    min_cpu_milli: NotRequired[pulumi.Input[int]]
+    """Least CPU limit; unset: a quarter of the declared one."""
+
+    max_cpu_milli: NotRequired[pulumi.Input[int]]
+    """Most; unset: the declared limit."""
+
+    max_memory_bytes: NotRequired[pulumi.Input[int]]
+    """Most memory; unset: the declared limit."""
 
 
 class Role(TypedDict):
@@ -158,6 +254,9 @@ class Role(TypedDict):
     elastic: NotRequired[pulumi.Input[Elastic]]
     """What drives its count. Change: live."""
 
+    vertical: NotRequired[pulumi.Input[Vertical]]
+    """CPU and memory limits of running replicas follow their use. Change: live."""
+
 
 class Dataset(TypedDict):
     """A data set that every replica sees read-only."""
@@ -217,7 +316,7 @@ class ExperimentBudget(TypedDict):
     """ISO 4217 code; unset: the tenant's."""
 
     on_exceed: NotRequired[pulumi.Input[str]]
-    """What happens then. One of: degrade, terminate."""
+    """What happens then. One of: degrade, stop-growing, pause, terminate."""
 
 
 class Relation(TypedDict):
@@ -559,8 +658,8 @@ class ScheduleWindow(TypedDict):
 class PoolScaling(TypedDict):
     """How a pool grows and shrinks. Bounds win over every trigger (ELAS-33)."""
 
-    provider: NotRequired[pulumi.Input[str]]
-    """onprem, aws or simulated."""
+    supplier: NotRequired[pulumi.Input[str]]
+    """Who gives nodes: onprem, aws or simulated."""
 
     min_nodes: NotRequired[pulumi.Input[int]]
     """Least nodes, whatever the load."""

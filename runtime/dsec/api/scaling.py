@@ -112,7 +112,9 @@ class ScheduleWindow(WireModel):
 class PoolScaling(WireModel):
     """How a pool grows and shrinks. Bounds win over every trigger (ELAS-33)."""
 
-    provider: Word = Field(default="onprem", description="onprem, aws or simulated.")
+    supplier: Word = Field(
+        default="onprem", description="Who gives nodes: onprem, aws or simulated."
+    )
     min_nodes: Count = Field(default=0, description="Least nodes, whatever the load.")
     max_nodes: Count = Field(default=0, description="Most nodes, those on their way included.")
     floor: Count = Field(

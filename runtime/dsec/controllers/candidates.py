@@ -15,9 +15,10 @@ from dsec.api.records import Experiment
 from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
 from dsec.controllers.replicas import Plan, Slot
-from dsec.controllers.specs import new_id, replica_binding
+from dsec.controllers.specs import replica_binding
 from dsec.journal.bindings import Binding
 from dsec.journal.inputs import InputMissingError, Inputs
+from dsec.journal.keyed import new_id
 from dsec.journal.results import ResultReader
 from dsec.placement.refusal import Refusal
 from dsec.world.clock import Clock, Randomness

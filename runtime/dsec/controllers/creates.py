@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from dsec.api.reasons import EndReason, PendingReason
+from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
@@ -26,6 +26,7 @@ from dsec.controllers.rounds import Rounds
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
+from dsec.journal.keyed import replaceable
 from dsec.placement.dumps import DecisionDump
 from dsec.placement.plans import PreemptionPolicy
 from dsec.placement.refusal import Refusal
@@ -235,7 +236,7 @@ class Placer:
                 if (want.tenant, want.key) in fresh:
                     continue
                 if known is not None:
-                    if not _replaceable(known) or known.body_hash != want.body_hash:
+                    if not replaceable(known) or known.body_hash != want.body_hash:
                         continue
                     want.spec.identity.incarnation = known.spec.identity.incarnation + 1
                     want.behind = known.behind
@@ -383,12 +384,6 @@ class Placer:
     def _reachable(self, binding: Binding) -> bool:
         known = self._dispatcher.confirmed(binding.id, binding.node)
         return known and self._fleet.answers(binding.node)
-
-
-def _replaceable(binding: Binding) -> bool:
-    """True where a key is served anew: its sandbox lost its node, or had to leave it."""
-    lost = {EndReason.NODE_LOST, EndReason.FENCED, EndReason.PREEMPTED}
-    return not binding.live and binding.reason in lost
 
 
 def _id(row: Row) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from dsec.api.documents.resolve import mirrored
 from dsec.api.internal import CreatesCall
 from dsec.api.meta import TENANT_LABEL
 from dsec.api.records import Tenant
@@ -18,9 +17,9 @@ from dsec.api.wire import KeyedAnswer, KeyedCreate
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.images import DeclaredImages
-from dsec.controllers.specs import keyed_binding, new_id
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
+from dsec.journal.keyed import keyed_binding, new_id, reference_of
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness
 from dsec.world.registry import ImageUnknownError
@@ -48,10 +47,10 @@ class KeyedCreates:
 
         Raises FencedError, and CallInvalidError where the project's tenant may make none.
         """
-        name, rights = self._tenant_of(call.project)
+        name, rights = self.tenant_of(call.project)
         images = await self._images(call, name, rights)
         # the registries may have taken their time
-        name, rights = self._tenant_of(call.project)
+        name, rights = self.tenant_of(call.project)
         refused: dict[int, KeyedAnswer] = {}
         wants: list[Binding] = []
         for number, (create, image) in enumerate(zip(call.batch.creates, images, strict=True)):
@@ -81,7 +80,7 @@ class KeyedCreates:
         state = self.bind_log.state
         known = [state.key(tenant, create.key) for create in call.batch.creates]
         found = [
-            binding.spec.image if binding is not None else _reference(create, rights)
+            binding.spec.image if binding is not None else reference_of(create.image, rights)
             for create, binding in zip(call.batch.creates, known, strict=True)
         ]
         fresh = [
@@ -95,7 +94,7 @@ class KeyedCreates:
             for image, binding in zip(found, known, strict=True)
         ]
 
-    def _tenant_of(self, project: str) -> tuple[str, TenantSpec]:
+    def tenant_of(self, project: str) -> tuple[str, TenantSpec]:
         """Return the tenant of a namespace's label, as gateways and experiments read it.
 
         Raises CallInvalidError where there is none, or it may make nothing now.
@@ -118,18 +117,6 @@ class KeyedCreates:
                 f"made before {until}"
             )
         return name, tenant.spec
-
-
-def _reference(create: KeyedCreate, rights: TenantSpec) -> str | ImageUnknownError:
-    """Return the image that a create asks for, or its tenant's, as the tenant's mirrors name it."""
-    image = create.image or rights.defaults.image
-    if not image:
-        return ImageUnknownError("image: is required, or the tenant has a default image")
-    prefixes = [*rights.registries, *(one.prefix for one in rights.defaults.image_mirrors)]
-    if create.image and rights.registries and not any(image.startswith(one) for one in prefixes):
-        allowed = ", ".join(rights.registries)
-        return ImageUnknownError(f"image: {image} is in none of the tenant's registries: {allowed}")
-    return mirrored(image, rights)[0]
 
 
 def _refused(create: KeyedCreate, why: ImageUnknownError) -> KeyedAnswer:

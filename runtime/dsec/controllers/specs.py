@@ -1,85 +1,18 @@
-"""From what was asked to what an agent runs: bindings of keyed creates and of replicas. Pure."""
+"""From what an experiment asks to what agents run: the bindings of its replicas. Pure."""
 
-import hashlib
-import json
 from datetime import datetime
-from functools import lru_cache
-
-from ulid import ULID
 
 from dsec.api.experiment import Completion, ExperimentSpec, Priority, Registration, Role
 from dsec.api.records import Experiment
 from dsec.api.sandbox import GpuMode, Identity, IsolationLevel, Mount, Resources, SandboxSpec
 from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
-from dsec.api.wire import KeyedCreate
 from dsec.journal.bindings import PATIENCE, Binding, Needs
-from dsec.world.clock import Clock, Randomness
+from dsec.journal.keyed import SIMULATED_LABEL, WORKSPACE
 
 PRIORITIES = {Priority.LOW: -1, Priority.NORMAL: 0, Priority.HIGH: 1, Priority.URGENT: 2}
 PATIENCE_PRESETS = {"failover-fast": 90.0, "partition-safe": PATIENCE}
 """Seconds of silence until a node's sandboxes are given up, by preset of CONF-21."""
-WORKSPACE = "/workspace"
-SIMULATED_LABEL = "dsec.dev/simulated"
-"""What asks for this label with the value "true" runs on simulated nodes only."""
-
-
-def new_id(clock: Clock, randomness: Randomness) -> str:
-    """Return a fresh sandbox id; sorts by time of creation."""
-    milliseconds = int(clock.now().timestamp() * 1000)
-    raw = milliseconds.to_bytes(6, "big") + randomness.randbytes(10)
-    return f"sb-{str(ULID.from_bytes(raw)).lower()}"
-
-
-def keyed_binding(
-    create: KeyedCreate,
-    *,
-    image: str,
-    tenant: str,
-    project: str,
-    rights: TenantSpec,
-    sandbox: str,
-    correlation: str,
-    now: datetime,
-) -> Binding:
-    """Return the binding that a keyed create asks for; it has no node yet.
-
-    `image` is what the sandbox uses; a repeat of the key is known by what was asked.
-    """
-    spec = SandboxSpec(
-        identity=Identity(id=sandbox, tenant=tenant, project=project, correlation_id=correlation),
-        image=image,
-        command=create.command,
-        env=create.env,
-        isolation=create.isolation,
-        resources=create.resources,
-        mounts=[Mount(path=WORKSPACE)],
-        stdin=create.stdin,
-        item=create.item,
-        max_run_seconds=create.max_run_seconds,
-        devices=[],
-    )
-    asked = create.labels.get(SIMULATED_LABEL)
-    return Binding(
-        tenant=tenant,
-        key=create.key,
-        body_hash=_digest(project, create.model_dump_json(exclude={"key"})),
-        id=sandbox,
-        spec=spec,
-        at=now,
-        needs=Needs(
-            pools=list(rights.pools),
-            gpu_model=create.labels.get("gpu-type", ""),
-            simulated=asked == "true",
-        ),
-    )
-
-
-@lru_cache(maxsize=256)
-def _digest(project: str, create: str) -> str:
-    """Return what a repeat of a key must have asked again; a batch asks the same many times."""
-    body = {"project": project, **json.loads(create)}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def replica_resources(role: Role) -> Resources:

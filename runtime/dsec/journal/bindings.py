@@ -104,6 +104,8 @@ class Bindings:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.lanes: dict[str, int] = {}
+        """Open lanes of gateways, and up to which of its segments the log has the rows of each."""
         self.by_id: dict[str, Binding] = {}
         self._by_key: dict[tuple[str, str], str] = {}
         self._by_node: dict[str, dict[str, None]] = {}
@@ -177,6 +179,14 @@ class Bindings:
             elif row.kind == "forget":
                 self._forget(row.experiment_uid)
 
+    def follow_lanes(self, lanes: Mapping[str, int]) -> None:
+        """Take over what a segment says of lanes; below 0: closed."""
+        for lane, number in lanes.items():
+            if number < 0:
+                self.lanes.pop(lane, None)
+            else:
+                self.lanes[lane] = number
+
     def expire(self, now: datetime) -> None:
         """Drop ended direct creates whose keys are older than KEEP_KEYS."""
         for binding in list(self.by_id.values()):
@@ -189,6 +199,7 @@ class Bindings:
         return {
             "epoch": self.epoch,
             "order": self._order,
+            "lanes": dict(self.lanes),
             "bindings": [binding.wire() for binding in self.by_id.values()],
         }
 
@@ -200,6 +211,8 @@ class Bindings:
         for raw in data["bindings"]:
             state._insert(Binding.model_validate(raw))
         state._order = data["order"]
+        # snapshots of the version before know of no lanes
+        state.lanes = dict(data.get("lanes", {}))
         return state
 
     def _insert(self, binding: Binding) -> None:

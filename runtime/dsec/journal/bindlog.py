@@ -48,11 +48,16 @@ class FencedError(Exception):
 
 
 class Segment(WireModel):
-    """One object of the log."""
+    """One object of the log.
+
+    `lanes`: gateways' lanes of which this opens one (0), or copies the rows up to a segment's
+    number (-1: all, it is closed); `rows` are then such copies and nothing else.
+    """
 
     epoch: int
     writer: str
     rows: list[Row]
+    lanes: dict[str, int] = {}
 
 
 def encode(segment: Segment) -> bytes:
@@ -119,10 +124,18 @@ class BindLogReader:
                     if self._nothing_new % LOOK_AGAIN == 0:
                         await self._jump()
                     if self.position == position:
+                        await self.at_end()
                         self._expire()
                         self._answered = covered
                     continue
                 self._apply(decode(data))
+
+    async def at_end(self) -> None:
+        """Read what goes on where the log ends; here nothing does."""
+
+    def take_copies(self, _lane: str, _number: int) -> bool:
+        """Return whether copies of a lane's rows, up to a segment, are news; here all are."""
+        return True
 
     def _expire(self) -> None:
         """Drop old keys as the leader does, or a process that only reads grows without bound."""
@@ -135,7 +148,9 @@ class BindLogReader:
         if newest is not None and (self._newest is None or newest > self._newest):
             self._newest = newest
         self.state.epoch = max(self.state.epoch, segment.epoch)
-        self.state.apply(segment.rows)
+        if not segment.lanes or any(self.take_copies(*one) for one in segment.lanes.items()):
+            self.state.apply(segment.rows)
+        self.state.follow_lanes(segment.lanes)
         self.position += 1
 
 
@@ -169,13 +184,14 @@ class BindLog(BindLogReader):
                 if self.state.epoch >= epoch:
                     raise FencedError(f"epoch {epoch} is over: the log is at {self.state.epoch}")
 
-    async def append(self, rows: list[Row]) -> None:
+    async def append(self, rows: list[Row], lanes: dict[str, int] | None = None) -> None:
         """Commit rows; when this returns they are durable and applied.
 
-        Raises FencedError when this leader's term is over, ObjectStoreError when the store is away
-        for long: the caller must then give up its office, because the outcome is unknown.
+        `lanes` as in Segment. Raises FencedError when this leader's term is over, ObjectStoreError
+        when the store is away for long: the caller must then give up its office, because the
+        outcome is unknown.
         """
-        if not rows:
+        if not rows and not lanes:
             return
         async with self._writing:
             if self._clock.monotonic() - self._last_append > RETAIN.total_seconds() / 2:
@@ -184,7 +200,7 @@ class BindLog(BindLogReader):
                 if await self._behind():
                     raise FencedError("the log went on while this process stood still")
             if not await self._try_append(
-                Segment(epoch=self.epoch, writer=self._writer, rows=rows)
+                Segment(epoch=self.epoch, writer=self._writer, rows=rows, lanes=lanes or {})
             ):
                 raise FencedError(f"epoch {self.epoch} is over: another leader wrote the log")
             self._since_snapshot += 1

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.communication import Communication, Network, Relation
+from dsec.api.elastic import Elastic, Vertical
 from dsec.api.meta import (
     Bytes,
     Count,
@@ -192,15 +193,6 @@ class RoleMount(WireModel):
     )
 
 
-class Elastic(WireModel):
-    """Declared elasticity of a role; bounds are the role's min and max (API-16)."""
-
-    metric: Word = Field(description="Name of the metric, for example queue_depth or cpu.")
-    target: int | None = Field(
-        default=None, ge=0, description="Set-point or trigger, in the metric's unit."
-    )
-
-
 class Role(WireModel):
     """Replicas that do the same work."""
 
@@ -257,6 +249,9 @@ class Role(WireModel):
         default=Completion.KEEP, description="What the normal end of a replica means."
     )
     elastic: Live[Elastic | None] = Field(default=None, description="What drives its count.")
+    vertical: Live[Vertical | None] = Field(
+        default=None, description="CPU and memory limits of running replicas follow their use."
+    )
 
 
 class Dataset(WireModel):

@@ -29,6 +29,11 @@ CONFLICTS: Mapping[str, Conflict] = {
         ),
         default="three-signal",
     ),
+    "CONF-04": Conflict(
+        "what a threshold of throughput means",
+        ("edge", "level", "throughput-dynamic"),
+        default="edge",
+    ),
     "CONF-05": Conflict(
         "what a snapshot holds", ("state", "checkpoint", "disk", "freeze"), default="state"
     ),

@@ -87,7 +87,13 @@ def _kind(annotation: Any) -> tuple[str, type[BaseModel] | None, bool]:
 def _scalar(annotation: type) -> str:
     if issubclass(annotation, StrEnum):
         return ", ".join(str(one.value) for one in annotation)
-    names = {"str": "text", "int": "whole number", "bool": "true or false", "datetime": "time"}
+    names = {
+        "str": "text",
+        "int": "whole number",
+        "float": "number",
+        "bool": "true or false",
+        "datetime": "time",
+    }
     return names[annotation.__name__]
 
 

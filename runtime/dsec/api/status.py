@@ -6,6 +6,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.elastic_status import RoleScaling
 from dsec.api.experiment import ExperimentSpec, Replicas
 from dsec.api.meta import Conditions, Count, Reference, Text, Word
 from dsec.api.reasons import EndReason, PendingReason
@@ -186,6 +187,9 @@ class ExperimentStatus(WireModel):
     )
     overrides: list[Override] = Field(
         default=[], max_length=256, description="Live changes by API calls."
+    )
+    scaling: list[RoleScaling] = Field(
+        default=[], max_length=64, description="Elastic roles: what their scalers know and decided."
     )
     stages: list[StageTime] = Field(default=[], max_length=16, description="Times of stages.")
     examples: list[Example] = Field(

@@ -114,6 +114,7 @@ def test_definitions_name_kinds_categories_and_columns() -> None:
         "Tenant": "dten",
         "SandboxNodePool": "dpool",
         "SandboxNode": "dnode",
+        "Budget": "dbud",
     }
     for one in definitions():
         assert one["spec"]["names"]["categories"] == ["dsec"]

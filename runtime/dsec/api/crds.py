@@ -56,6 +56,17 @@ _COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("Memory", "integer", ".status.inventory.memoryBytes"),
         ("Endpoint+", "string", ".status.endpoint"),
     ),
+    "Budget": (
+        ("Scope", "string", ".spec.scope"),
+        ("Limit", "string", ".spec.limit"),
+        ("Unit", "string", ".spec.unit"),
+        ("Currency", "string", ".spec.currency"),
+        ("Spent", "string", ".status.spent"),
+        ("Left", "string", ".status.left"),
+        ("Forecast+", "string", ".status.forecast"),
+        ("In force+", "string", ".status.action"),
+        ("Until+", "date", ".status.periodEnd"),
+    ),
 }
 
 # lists that are maps by a key of their items: Kubernetes refuses a repeated key

@@ -135,7 +135,13 @@ class OnExceed(StrEnum):
     """What happens when the budget is spent."""
 
     DEGRADE = "degrade"
+    """Roles shrink to their least replica count."""
+    STOP_GROWING = "stop-growing"
+    """What runs goes on; nothing is added."""
+    PAUSE = "pause"
+    """Sandboxes are paused; they go on when there is budget."""
     TERMINATE = "terminate"
+    """The task ends as over budget, its results collected first."""
 
 
 class Gpu(WireModel):

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from dsec.api.base import WireModel
+from dsec.api.budget import BudgetSpec, BudgetStatus
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.meta import API_VERSION, ObjectMeta
 from dsec.api.nodes import (
@@ -105,11 +106,24 @@ class SandboxImage(RecordModel):
     status: SandboxImageStatus = SandboxImageStatus()
 
 
+class Budget(RecordModel):
+    """The most that an account, a project, a task or a pool may spend in a period."""
+
+    PLURAL = "budgets"
+    SHORT = "dbud"
+    NAMESPACED = True
+
+    kind: str = "Budget"
+    spec: BudgetSpec
+    status: BudgetStatus = BudgetStatus()
+
+
 RECORDS: tuple[type[RecordModel], ...] = (
     Experiment,
     SandboxImage,
     Tenant,
     SandboxNodePool,
     SandboxNode,
+    Budget,
 )
 """Every kind, in the order in which CRDs are written."""

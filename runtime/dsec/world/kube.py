@@ -73,6 +73,7 @@ DSEC = "dsec.dev/v1alpha1"
 KINDS: dict[str, Kind] = {
     "Experiment": Kind(DSEC, "experiments", True),
     "SandboxImage": Kind(DSEC, "sandboximages", True),
+    "Budget": Kind(DSEC, "budgets", True),
     "Tenant": Kind(DSEC, "tenants", False),
     "SandboxNode": Kind(DSEC, "sandboxnodes", False),
     "SandboxNodePool": Kind(DSEC, "sandboxnodepools", False),

@@ -52,13 +52,18 @@ MEMBERS: Mapping[str, Sequence[Rule]] = {
     VIEWER: (
         {"api_groups": [GROUP], "resources": ["experiments", "sandboximages"], "verbs": READ},
         # not stored in Kubernetes: the gateway asks for reviews under these names
-        {"api_groups": [GROUP], "resources": ["sandboxes", "sandboxes/log"], "verbs": READ},
+        {
+            "api_groups": [GROUP],
+            "resources": ["experiments/queues", "sandboxes", "sandboxes/log"],
+            "verbs": READ,
+        },
     ),
     EDITOR: (
         {
             "api_groups": [GROUP],
             "resources": [
-                *("experiments", "sandboximages", "sandboxes", "sandboxes/log", "sandboxes/exec"),
+                *("experiments", "experiments/queues", "sandboximages"),
+                *("sandboxes", "sandboxes/log", "sandboxes/exec"),
             ],
             "verbs": ["*"],
         },

@@ -7,7 +7,7 @@ keep a program alive.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,10 +16,12 @@ import httpx2
 from dsec.api.decisions import SandboxDecision
 from dsec.api.frames import Frame
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
+from dsec.api.taskqueue import PutAnswer, QueueStatus, ReceiptsAnswer
 from dsec.api.wire import KeyedAnswer
 from dsec.client._async import AsyncClient
 from dsec.client._experiments import LEAVE_SECONDS
 from dsec.client._messages import Answers, Creates, Document, Record, Records, Statuses
+from dsec.client._queues import QueueStatuses, Taken
 from dsec.client._transport import CALL_TIMEOUT, PATIENCE
 from dsec.client.batch import ExecResult, Progress
 from dsec.client.context import Context
@@ -192,6 +194,62 @@ class Client:
                 on_progress=on_progress,
             )
         )
+
+    def put_items(
+        self, experiment: str, queue: str, bodies: Iterable[str], *, ids: Sequence[str] = ()
+    ) -> PutAnswer:
+        """Put work at the end of a queue; with the same `ids` again, nothing is put twice."""
+        return self._wait(self._client.put_items(experiment, queue, bodies, ids=ids))
+
+    def take_items(
+        self,
+        experiment: str,
+        queue: str,
+        *,
+        most: int = 1,
+        visibility_seconds: float = 60.0,
+        wait_seconds: float = 0.0,
+        worker: str = "",
+    ) -> Taken:
+        """Take up to `most` items, waiting up to `wait_seconds` (s) for the first."""
+        return self._wait(
+            self._client.take_items(
+                experiment,
+                queue,
+                most=most,
+                visibility_seconds=visibility_seconds,
+                wait_seconds=wait_seconds,
+                worker=worker,
+            )
+        )
+
+    def acknowledge_items(
+        self, experiment: str, queue: str, receipts: Iterable[str]
+    ) -> ReceiptsAnswer:
+        """End items. A receipt whose time is over changes nothing and is told as stale."""
+        return self._wait(self._client.acknowledge_items(experiment, queue, receipts))
+
+    def release_items(self, experiment: str, queue: str, receipts: Iterable[str]) -> ReceiptsAnswer:
+        """Give items back: they wait again, at their old place."""
+        return self._wait(self._client.release_items(experiment, queue, receipts))
+
+    def extend_items(
+        self, experiment: str, queue: str, receipts: Iterable[str], *, visibility_seconds: float
+    ) -> ReceiptsAnswer:
+        """Hold items for `visibility_seconds` (s) from now."""
+        return self._wait(
+            self._client.extend_items(
+                experiment, queue, receipts, visibility_seconds=visibility_seconds
+            )
+        )
+
+    def queue_status(self, experiment: str, queue: str) -> QueueStatus:
+        """Return a queue in numbers; one that never had an item is empty."""
+        return self._wait(self._client.queue_status(experiment, queue))
+
+    def queues(self, experiment: str) -> QueueStatuses:
+        """Return the queues of an experiment in numbers."""
+        return self._wait(self._client.queues(experiment))
 
     def put_input(self, content: bytes) -> str:
         """Upload the items of a batch; return their SHA-256."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dsec.gateway import agents, experiments, joining, proxy, sandboxes
+from dsec.gateway import agents, experiments, joining, proxy, queues, sandboxes
 from dsec.gateway.admission import Webhook, admission_route
 from dsec.gateway.calls import CORRELATION, Api, correlation_of, route
 from dsec.gateway.core import Gateway
@@ -16,6 +16,7 @@ from dsec.gateway.errors import ApiError
 
 PROJECT = "/v1/projects/{project}"
 EXPERIMENT = PROJECT + "/experiments/{name}"
+QUEUES = EXPERIMENT + "/queues"
 SANDBOX = PROJECT + "/sandboxes/{sandbox}"
 
 TABLE = (
@@ -30,6 +31,13 @@ TABLE = (
     Api("POST", EXPERIMENT + "/scale", experiments.scale, "update", "experiments"),
     Api("GET", EXPERIMENT + "/results", experiments.results, "get", "experiments"),
     Api("PUT", PROJECT + "/inputs/{sha256}", experiments.put_input, "create", "experiments"),
+    Api("GET", QUEUES, queues.list_all, "get", "experiments", "queues"),
+    Api("GET", QUEUES + "/{queue}", queues.status, "get", "experiments", "queues"),
+    *(
+        # work goes by thousands a second and is no change of what is declared: it is not audited
+        Api("POST", f"{QUEUES}/{{queue}}/{verb}", handler, "update", "experiments", "queues", False)
+        for verb, handler in queues.HANDLERS.items()
+    ),
     Api("POST", PROJECT + "/sandboxes", sandboxes.create, "create", "sandboxes"),
     Api("GET", PROJECT + "/sandboxes", sandboxes.list_all, "list", "sandboxes"),
     Api("GET", SANDBOX, sandboxes.read, "get", "sandboxes"),
@@ -96,6 +104,7 @@ def build_metrics(gateway: Gateway) -> Starlette:
 
     async def metrics(_: Request) -> Response:
         gateway.metrics.nodes.set(len(gateway.views.watches))
+        await queues.measure(gateway)
         return Response(gateway.metrics.text(), media_type="text/plain; version=0.0.4")
 
     return Starlette(routes=[Route("/metrics", metrics)])

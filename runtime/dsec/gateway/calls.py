@@ -110,6 +110,7 @@ class Api:
     verb: str = ""
     resource: str = ""
     subresource: str = ""
+    audited: bool = True
 
     def access(self, request: Request) -> Access:
         """Return the question for the authoriser."""
@@ -169,7 +170,7 @@ def _check_project(request: Request) -> None:
 
 async def record(gateway: Gateway, api: Api, call: Call, status: int) -> None:
     """Write the audit row of a call that was to change something and was not denied."""
-    if status in (401, 403) or api.verb in READS or not api.verb:
+    if status in (401, 403) or api.verb in READS or not api.verb or not api.audited:
         return
     request = call.request
     log.info(

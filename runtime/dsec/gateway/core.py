@@ -24,6 +24,7 @@ from dsec.journal.bindlog import BindLogReader
 from dsec.journal.decisions import DecisionReader
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
+from dsec.journal.queuelog import QueueLogs
 from dsec.journal.results import ResultReader
 from dsec.rules import Settings
 from dsec.world.cache import Cache, Key
@@ -93,6 +94,8 @@ class Gateway:
         self.denials = Denials(clock)
         self.documents = Documents()
         self.metrics = Metrics()
+        writer = f"{config.identity}-{randomness.randbytes(6).hex()}"
+        self.queues = QueueLogs(objects, clock, writer, self._ended)
         self._nodes: asyncio.Queue[Key] = asyncio.Queue()
         self.caches["SandboxNode"].listen(self._nodes.put_nowait)
 
@@ -116,6 +119,11 @@ class Gateway:
             await self.audit.close()
             await self.views.close()
             await self.leader.close()
+
+    def _ended(self, sandbox: str) -> bool:
+        """Return whether a sandbox is known to have ended."""
+        binding = self.views.bind_log.state.by_id.get(sandbox)
+        return binding is not None and not binding.live
 
     @property
     def ready(self) -> bool:

@@ -30,6 +30,19 @@ class Metrics:
             "dsec_gateway_nodes", "Agents that the gateway follows.", registry=self.registry
         )
 
+        self.depth = Gauge(
+            "dsec_queue_depth",
+            "Items that wait in a task queue: put, and not taken.",
+            ["project", "experiment", "queue"],
+            registry=self.registry,
+        )
+        self.taken = Gauge(
+            "dsec_queue_taken",
+            "Items of a task queue that workers hold.",
+            ["project", "experiment", "queue"],
+            registry=self.registry,
+        )
+
     def text(self) -> bytes:
         """Return all metrics in the text format."""
         return generate_latest(self.registry)

@@ -1,5 +1,6 @@
 """The agent's core: its four promises over random histories, and the words of its refusals."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -103,7 +104,7 @@ class Histories(RuleBasedStateMachine):
         """A create is accepted or refused with words; a repeat is accepted and changes nothing."""
         wanted = spec(name, **resources)
         known = self.core.get(wanted.identity.id)
-        before = (self.core.seq, self.core.used.model_copy())
+        before = (self.core.seq, replace(self.core.used))
         answer = self.core.admit(wanted, self.now)
         if known is not None:
             assert answer.accepted

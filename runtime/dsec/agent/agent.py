@@ -288,7 +288,8 @@ class Agent:
             "heartbeat_seconds": self.config.sandbox_heartbeat_seconds,
             "start_deadline_seconds": self.config.start_deadline_seconds,
         }
-        return spec.model_copy(update={key: v for key, v in times.items() if v is not None})
+        update = {key: value for key, value in times.items() if value is not None}
+        return spec.model_copy(update=update) if update else spec
 
     def _running(self, sandbox_id: str) -> Entry:
         entry = self.core.get(sandbox_id)

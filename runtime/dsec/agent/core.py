@@ -7,13 +7,14 @@ nothing, change numbers only grow, and each accepted sandbox ends exactly once.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dsec.agent.entry import ENDING, NEXT, Entry, IllegalTransitionError, Stop
 from dsec.agent.gpus import GpuRefusalError, Gpus, devices_asked
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Resources, SandboxSpec, SandboxState, SandboxStatus
-from dsec.api.wire import CreateAnswer, NodeInventory, Usage
+from dsec.api.wire import CreateAnswer, NodeInventory
 
 TOMBSTONE_AGE = timedelta(hours=24)
 """How long an acknowledged end still answers questions and repeated creates: as long as keys."""
@@ -34,6 +35,17 @@ class StaleEpochError(Exception):
         self.highest = highest
 
 
+@dataclass(slots=True)
+class Used:
+    """Sums over the live sandboxes of a node: what `Usage` says on the wire."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    pids: int = 0
+    gpu_count: int = 0
+
+
 class Core:
     """All sandboxes of a node, live and recently ended. The inventory is what may be booked."""
 
@@ -50,7 +62,7 @@ class Core:
         self.inventory = inventory
         self.epoch = epoch
         self._refusals: dict[str, str] = {}
-        self.used = Usage()
+        self.used = Used()
         self.live = 0
         self.gpus = Gpus(inventory.devices)
         self.seq = incarnation * SEQ_PER_INCARNATION

@@ -6,10 +6,11 @@ every few seconds with one time per sandbox, however many there were.
 """
 
 import asyncio
+from dataclasses import asdict
 
 from dsec.agent import rows
 from dsec.agent.core import Core
-from dsec.api.wire import NodeState
+from dsec.api.wire import NodeState, Usage
 from dsec.world.clock import Clock, until
 
 ANSWER_BYTES = 16 << 20
@@ -54,7 +55,7 @@ class Feed:
             seq=seq,
             full=full,
             utc=self._clock.now(),
-            used=core.used,
+            used=Usage.model_validate(asdict(core.used)),
             live=core.live,
             sandboxes=statuses,
             beat=core.beat,

@@ -106,7 +106,9 @@ class Life:
         entry, substrate = self._entry, self._g.substrate
         self._check_stop()
         if entry.status.state is S.BOUND:
-            await self._advance(S.PULLING)
+            # a restart begins again from either: what shows this state commits it first
+            self._g.core.advance(self._id, S.PULLING, self._now())
+            self._g.record(entry)
         if entry.status.state is S.PULLING:
             await self._or_stop(substrate.prepare_image(entry.spec.image))
             await self._or_stop(self._g.creates.acquire())

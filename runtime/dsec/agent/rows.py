@@ -11,6 +11,8 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, SandboxSpec, SandboxState, SandboxStatus
 from dsec.api.wire import JournalRow
 
+REGION: str = JournalRow.model_fields["region"].default
+"""What rows say until a gateway, which knows its region, takes them."""
 _IN_SPEC = {"identity", "resources", "image"}
 """Fields of a status that its spec has too: not stored with every change."""
 _LOGGED = frozenset({SandboxState.STARTING, SandboxState.RUNNING, SandboxState.ENDED})
@@ -38,7 +40,8 @@ def dump_entry(entry: Entry, *, with_spec: bool = False) -> dict[str, Any]:
         # of an ended one the status has it
         data["end"] = entry.end.model_dump(mode="json", by_alias=True, exclude_none=True)
     if with_spec:
-        data["spec"] = entry.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        # as it is: the spool writes models as they go over the wire
+        data["spec"] = entry.spec
     return data
 
 
@@ -88,18 +91,12 @@ def row_of(entry: Entry, boot_id: str, seq: int, now: datetime) -> dict[str, Any
     if status.end is not None:
         body["end"] = status.end.model_copy(update={"stdout": "", "stderr": ""}).wire()
         body["times"] = {name: time.isoformat() for name, time in status.times.items()}
-    row = JournalRow(
-        node=status.node,
-        boot_id=boot_id,
-        seq=seq,
-        utc=now,
-        tenant=identity.tenant,
-        experiment=identity.experiment,
-        sandbox=identity.id,
-        kind=f"sandbox-{status.state}",
-        body=body,
-    )
-    return row.wire()
+    kind = f"sandbox-{status.state.value}"
+    return _row(status.node, kind, body, boot_id=boot_id, seq=seq, now=now) | {
+        "tenant": identity.tenant,
+        "experiment": identity.experiment,
+        "sandbox": identity.id,
+    }
 
 
 def log(entry: Entry) -> None:
@@ -119,9 +116,25 @@ def node_row(
 ) -> dict[str, Any]:
     """Return a journal row about the node itself."""
     body = {"incarnation": core.incarnation, "live": core.live, **body}
-    return JournalRow(
-        node=core.node, boot_id=boot_id, seq=seq, utc=now, kind=kind, body=body
-    ).wire()
+    return _row(core.node, kind, body, boot_id=boot_id, seq=seq, now=now)
+
+
+def _row(
+    node: str, kind: str, body: dict[str, object], *, boot_id: str, seq: int, now: datetime
+) -> dict[str, Any]:
+    """Return a JournalRow as JSON data; every step of a sandbox is one, so no model is made."""
+    return {
+        "region": REGION,
+        "node": node,
+        "bootId": boot_id,
+        "seq": seq,
+        "utc": now,
+        "tenant": "",
+        "experiment": "",
+        "sandbox": "",
+        "kind": kind,
+        "body": body,
+    }
 
 
 def fit(entries: list[Entry], seq: int, limit: int) -> tuple[list[SandboxStatus], int]:

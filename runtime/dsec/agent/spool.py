@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic_core import to_json
 
 SEGMENT_BYTES = 16 << 20
 """A new segment starts here, so a reader never holds more than this besides the snapshot."""
@@ -41,8 +42,8 @@ class SpoolError(Exception):
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as its line."""
-    body = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
+    """Return a record as its line. Times and models in it are written as they go over the wire."""
+    body = to_json(record, by_alias=True, exclude_none=True)
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 

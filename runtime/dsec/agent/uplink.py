@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import httpx2
 import structlog
+from pydantic_core import to_json
 
 from dsec.agent.spool import Record, Spool
 from dsec.api.sandbox import Identity
@@ -134,7 +135,8 @@ class Uplink:
         """
         for boot_id, group in groupby(rows, key=itemgetter("bootId")):
             body = {"node": node, "bootId": boot_id, "rows": list(group)}
-            await self._call("POST", "/agent/v1/journal", json.dumps(body), limit=JOURNAL_SECONDS)
+            text = to_json(body).decode()
+            await self._call("POST", "/agent/v1/journal", text, limit=JOURNAL_SECONDS)
 
     async def put_artifact(self, identity: Identity, name: str, content: bytes) -> None:
         """Store one file of a scene. Idempotent. Raises FencedError, AwayError, RefusedError."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from dsec.controllers.election import DURATION, Election, OfficeLostError
-from dsec.controllers.runtime import Queue
+from dsec.controllers.runtime import WorkQueue
 from dsec.world.cache import RELIST_SECONDS, Cache, Key
 from dsec.world.memory import MemoryRecords
 from dsec.world.records import RecordsError
@@ -147,7 +147,7 @@ def test_a_queue_runs_one_at_a_time_per_key_and_backs_off(simulate: Callable[...
                 raise RecordsError("away")
             return None
 
-        queue = Queue("test", reconcile, clock, workers=2)
+        queue = WorkQueue("test", reconcile, clock, workers=2)
         task = asyncio.create_task(queue.run())
         queue.add(("", "a"))
         await clock.sleep(0.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dsec.controllers import __main__ as program
-from dsec.controllers.runtime import Queue
+from dsec.controllers.runtime import WorkQueue
 from dsec.journal.bindlog import FencedError
 from dsec.world.clock import SystemClock
 from dsec.world.objects import ObjectStoreError
@@ -22,7 +22,7 @@ async def test_a_fenced_reconcile_ends_the_queue(problem: Exception) -> None:
         calls.append(key)
         raise problem
 
-    queue = Queue("tests", reconcile, SystemClock(), workers=1)
+    queue = WorkQueue("tests", reconcile, SystemClock(), workers=1)
     queue.add(("lab", "one"))
     with pytest.raises(type(problem)):
         await asyncio.wait_for(queue.run(), 5)
@@ -40,7 +40,7 @@ async def test_any_other_failure_is_repeated() -> None:
             raise ValueError("a bug")
         done.set()
 
-    queue = Queue("tests", reconcile, SystemClock())
+    queue = WorkQueue("tests", reconcile, SystemClock())
     queue.add(("lab", "one"))
     running = asyncio.ensure_future(queue.run())
     await asyncio.wait_for(done.wait(), 5)

@@ -11,7 +11,7 @@ from dsec.placement.backfill import (
     BackfillRules,
     Reservation,
     Round,
-    Waiting,
+    Work,
     run_round,
 )
 from dsec.placement.engine import place
@@ -41,16 +41,16 @@ class Free:
             self.cluster.release(one)
 
 
-def work(name: str, count: int, cores: float, since: float, run: float = math.inf) -> Waiting:
+def work(name: str, count: int, cores: float, since: float, run: float = math.inf) -> Work:
     """Return a gang of equal members, or a single request."""
     gang = name if count > 1 else ""
     members = tuple(request(f"{name}-{n}", cores, gang=gang) for n in range(count))
-    return Waiting(name, members, since, run)
+    return Work(name, members, since, run)
 
 
 def turn(
     cluster: ClusterView,
-    waiting: Sequence[Waiting],
+    waiting: Sequence[Work],
     *,
     now: float,
     ends: dict[str, float] | None = None,

@@ -229,10 +229,10 @@ def test_limits_on_run_time_are_forgotten_with_what_they_limit() -> None:
     one = binding(1, node="n")
     one.spec.max_run_seconds, one.bound_at = 60, NOW
     planner.sync([machine("n")], {"t": tenant()}, [one])
-    assert planner._ends == {one.id: NOW.timestamp() + 60}
+    assert planner.ends == {one.id: NOW.timestamp() + 60}
     planner.sync([], {"t": tenant()}, [one])
     planner.sync([], {"t": tenant()}, [])
-    assert planner._ends == {}
+    assert planner.ends == {}
 
 
 @settings(max_examples=40, deadline=None)

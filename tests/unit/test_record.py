@@ -7,7 +7,8 @@ import pytest
 from dsec.api.decisions import LedgerFigure
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Account, QuotaError, amounts_of
-from dsec.placement.backfill import Waiting, run_round
+from dsec.placement.backfill import Work, run_round
+from dsec.placement.deciding import Wanted, decide
 from dsec.placement.dumps import DecisionDump, DumpError, dump, line_of, replay
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
@@ -15,7 +16,6 @@ from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
 from dsec.placement.record import InputsDigest, ledger_figures, records
 from dsec.placement.request import Decision, Request
-from dsec.placement.rounds import Wanted, decide
 from dsec.placement.scores import Weights
 from dsec.placement.view import ClusterView
 from hypothesis import given, settings
@@ -169,7 +169,7 @@ def test_a_dump_of_a_line_keeps_room_as_it_was_kept() -> None:
         wanted(request("short", cores=2)),
     ]
     works = [
-        Waiting(one.request.id, (one.request,), 0.0, 10.0 if one.request.id == "short" else inf)
+        Work(one.request.id, (one.request,), 0.0, 10.0 if one.request.id == "short" else inf)
         for one in asked
     ]
     about = {"now": 100.0, "ends": {"r1": 200.0, "r2": 150.0}, "kept": None, "rested": {}}

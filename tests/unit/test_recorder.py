@@ -7,11 +7,11 @@ from dsec.controllers.recorder import Recorder
 from dsec.journal.decisions import DecisionReader
 from dsec.journal.history import HistoryWriter
 from dsec.placement.accounts import Account, amounts_of
+from dsec.placement.deciding import Wanted, decide
 from dsec.placement.dumps import replay
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
-from dsec.placement.rounds import Wanted, decide
 from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
 from placement_make import many, node, request, view

@@ -13,13 +13,13 @@ from dsec.api.decisions import DecisionRecord, LedgerFigure
 from dsec.journal.decisions import add_decision
 from dsec.journal.history import HistoryWriter
 from dsec.placement.accounts import DIMENSIONS
+from dsec.placement.deciding import Wanted
 from dsec.placement.dumps import DecisionDump, Line, dump
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
 from dsec.placement.record import InputsDigest, ledger_figures, records
 from dsec.placement.request import Decision, Request
-from dsec.placement.rounds import Wanted
 from dsec.placement.view import ClusterView
 
 

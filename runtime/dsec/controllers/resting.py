@@ -7,11 +7,11 @@ from dsec.controllers.planner import Planner
 from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding
 from dsec.placement.asked import OverCapacityError
+from dsec.placement.deciding import Wanted, decide
 from dsec.placement.displacing import resumable
 from dsec.placement.ledger import Ledger
 from dsec.placement.reclaim import borrower
 from dsec.placement.request import Decision
-from dsec.placement.rounds import Wanted, decide
 from dsec.placement.view import ClusterView
 
 RIVALS = 1000

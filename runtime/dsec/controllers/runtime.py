@@ -1,7 +1,7 @@
 """The keyed work queue under every reconciler.
 
-`Queue` runs one reconcile per key at a time, forgets nothing while it lives, and retries a key that
-failed with growing delay. Soft state only: a new process looks at every record again.
+`WorkQueue` runs one reconcile per key at a time, forgets nothing while it lives, and retries a key
+that failed with growing delay. Soft state only: a new process looks at every record again.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class _Work:
     queued: bool = field(default=True)
 
 
-class Queue:
+class WorkQueue:
     """Runs a reconcile for each added key; at most one at a time per key, `workers` in all."""
 
     def __init__(self, name: str, reconcile: Reconcile, clock: Clock, workers: int = 4) -> None:

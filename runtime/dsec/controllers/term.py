@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
-
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
 from dsec.api.wire import KeyedAnswers, NodeState
@@ -24,7 +23,7 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.nodes import NodePools, Nodes
-from dsec.controllers.runtime import Queue
+from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -162,11 +161,11 @@ class Term:
         )
         # the controllers of dsec: kind, reconcile, records reconciled at once
         self.queues = {
-            "Experiment": Queue("experiments", experiments.reconcile, clock, workers=8),
-            "Tenant": Queue("tenants", self.tenants.reconcile, clock, workers=2),
-            "SandboxNode": Queue("nodes", nodes.reconcile, clock, workers=8),
-            "SandboxNodePool": Queue("nodepools", pools.reconcile, clock, workers=1),
-            "SandboxImage": Queue("images", images.reconcile, clock, workers=4),
+            "Experiment": WorkQueue("experiments", experiments.reconcile, clock, workers=8),
+            "Tenant": WorkQueue("tenants", self.tenants.reconcile, clock, workers=2),
+            "SandboxNode": WorkQueue("nodes", nodes.reconcile, clock, workers=8),
+            "SandboxNodePool": WorkQueue("nodepools", pools.reconcile, clock, workers=1),
+            "SandboxImage": WorkQueue("images", images.reconcile, clock, workers=4),
         }
         for kind, queue in self.queues.items():
             self.caches[kind].listen(queue.add)

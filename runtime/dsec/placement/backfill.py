@@ -32,7 +32,7 @@ Who never fits rests afterwards, so that the next rounds come to the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Work:
     """Work that starts together or not at all: one request, a gang, or a group of gangs."""
 
     name: str
@@ -95,7 +95,7 @@ class _Head:
         self.reservation = reservation
         self._future = future
 
-    def takes(self, work: Waiting, found: Sequence[Decision], now: float) -> bool:
+    def takes(self, work: Work, found: Sequence[Decision], now: float) -> bool:
         """Return whether work may start where it was placed without delaying the head."""
         if now + work.run_seconds <= self.reservation.start < math.inf:
             return True
@@ -114,7 +114,7 @@ class _Head:
 
 def run_round(
     view: ClusterView,
-    waiting: Sequence[Waiting],
+    waiting: Sequence[Work],
     start: Start,
     *,
     ends: Mapping[str, float],
@@ -159,7 +159,7 @@ def run_round(
     return outcome
 
 
-def _runs(waiting: Sequence[Waiting]) -> Iterator[list[Waiting]]:
+def _runs(waiting: Sequence[Work]) -> Iterator[list[Work]]:
     """Yield stretches of single requests, which are placed in one pass, and gangs one by one."""
     for single, works in groupby(waiting, lambda work: len(work.requests) == 1):
         if single:
@@ -168,21 +168,21 @@ def _runs(waiting: Sequence[Waiting]) -> Iterator[list[Waiting]]:
             yield from ([work] for work in works)
 
 
-def _kind(work: Waiting) -> list[object]:
+def _kind(work: Work) -> list[object]:
     """Return what decides where work fits: all but its names."""
     return [CLASS(request) for request in work.requests]
 
 
-Wanting = Callable[[Waiting, Decision], bool]
+Wanting = Callable[[Work, Decision], bool]
 """Whether work may become the head, given the decision about its first request."""
 
 
-def _nobody(_work: Waiting, _first: Decision) -> bool:
+def _nobody(_work: Work, _first: Decision) -> bool:
     return False
 
 
 def _wanting(outcome: Round, now: float, rules: BackfillRules) -> Wanting:
-    def wants(work: Waiting, first: Decision) -> bool:
+    def wants(work: Work, first: Decision) -> bool:
         return (
             not first.node
             and now - work.since >= rules.head_after
@@ -196,7 +196,7 @@ def _wanting(outcome: Round, now: float, rules: BackfillRules) -> Wanting:
 
 def _start_all(
     start: Start,
-    run: Sequence[Waiting],
+    run: Sequence[Work],
     outcome: Round,
     wanting: Wanting,
     *,
@@ -221,7 +221,7 @@ def _start_all(
     return stuck
 
 
-def _start_behind(start: Start, work: Waiting, head: _Head, outcome: Round, now: float) -> None:
+def _start_behind(start: Start, work: Work, head: _Head, outcome: Round, now: float) -> None:
     found = start.place(work.requests)
     if found[0].node and not head.takes(work, found, now):
         start.undo([one.id for one in found])
@@ -233,7 +233,7 @@ def _start_behind(start: Start, work: Waiting, head: _Head, outcome: Round, now:
 
 def _head(
     view: ClusterView,
-    work: Waiting,
+    work: Work,
     until: Mapping[str, float],
     *,
     now: float,
@@ -251,7 +251,7 @@ def _head(
     return _Head(mine, _future(view, work, mine, until))
 
 
-def _holds(view: ClusterView, work: Waiting, kept: Reservation, now: float) -> bool:
+def _holds(view: ClusterView, work: Work, kept: Reservation, now: float) -> bool:
     """Return whether a reservation still tells where and when work starts.
 
     It does until its start: what starts behind it respects it, and what runs only ends earlier.
@@ -264,7 +264,7 @@ def _holds(view: ClusterView, work: Waiting, kept: Reservation, now: float) -> b
 
 
 def _first_fit(
-    view: ClusterView, work: Waiting, until: Mapping[str, float]
+    view: ClusterView, work: Work, until: Mapping[str, float]
 ) -> tuple[float, tuple[Decision, ...]] | None:
     """Return the first of some moments at which work fits, and where; None where it never does."""
     ending = sorted((until.get(one, math.inf), one) for one in view.bookings())
@@ -298,7 +298,7 @@ def _first_fit(
 
 
 def _future(
-    view: ClusterView, work: Waiting, kept: Reservation, until: Mapping[str, float]
+    view: ClusterView, work: Work, kept: Reservation, until: Mapping[str, float]
 ) -> ClusterView:
     """Return the nodes that work will use, as they are when it starts there."""
     names = {one.node for one in kept.decisions}

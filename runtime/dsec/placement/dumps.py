@@ -17,7 +17,8 @@ from dsec.api.base import WireModel
 from dsec.api.decisions import DecisionRecord, LedgerFigure
 from dsec.api.reasons import PendingReason
 from dsec.placement.accounts import Account
-from dsec.placement.backfill import Reservation, Waiting, run_round
+from dsec.placement.backfill import Reservation, Work, run_round
+from dsec.placement.deciding import Wanted, decide
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
@@ -25,7 +26,6 @@ from dsec.placement.mix import Mix
 from dsec.placement.record import InputsDigest, ledger_figures, records
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Node, Request
-from dsec.placement.rounds import Wanted, decide
 from dsec.placement.scores import Weights
 from dsec.placement.view import ClusterView
 
@@ -150,7 +150,7 @@ def dump(
 
 
 def line_of(
-    works: Sequence[Waiting],
+    works: Sequence[Work],
     *,
     now: float,
     ends: Mapping[str, float],
@@ -257,7 +257,7 @@ class _Again:
             return self.place(requests)
         by_id = {request.id: request for request in requests}
         works = [
-            Waiting(
+            Work(
                 turn.name,
                 tuple(by_id[id_] for id_ in turn.requests),
                 turn.since,

@@ -37,6 +37,9 @@ class Span:
         return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
 
 
+ALL_TIME = Span()
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """When a budget starts anew. Build it with `period_of`, which checks."""

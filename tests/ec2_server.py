@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -237,12 +237,13 @@ def _handler(proxy: _Proxy) -> type[BaseHTTPRequestHandler]:
             if answer is None:
                 self.close_connection = True
                 return
-            self.send_response(answer.status)
-            for key, value in answer.headers:
-                self.send_header(key, value)
-            self.send_header("Content-Length", str(len(answer.body)))
-            self.end_headers()
-            self.wfile.write(answer.body)
+            with suppress(ConnectionError):  # a caller that was killed reads no answer
+                self.send_response(answer.status)
+                for key, value in answer.headers:
+                    self.send_header(key, value)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
 
         do_GET = do_POST = _serve  # noqa: N815 - the names that http.server calls
 

@@ -1,0 +1,1 @@
+"""How many replicas a role should have: rules by preset, and one look after the other. Pure."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ ROLE = {
 
 
 async def submit(sim: Sim, name: str, *, project: str = "lab", **asked: Any) -> str:
-    """Submit one role of replicas; return the uid."""
+    """Submit one role of replicas, each by itself unless `least` says so; return the uid."""
     role = ROLE | {
         "replicas": asked.pop("replicas", 1),
+        "min": asked.pop("least", 1),
         "resources": {"cpuMilli": asked.pop("cpu", 8000), "memoryBytes": 1 << 28},
     }
     document = {
@@ -348,8 +350,67 @@ def test_a_node_that_cannot_pause_stops_the_victim(
     simulate(scenario)
 
 
+async def whole_or_none(sim: Sim, uid: str, size: int, seconds: float) -> None:
+    """Look for so long that all of a gang run or none, but for a moment while it changes."""
+    partly = 0
+    for _ in range(int(seconds * 2)):
+        await sim.clock.sleep(0.5)
+        running = sum(state != "paused" for _, state in copies(sim, uid))
+        partly = partly + 1 if 0 < running < size else 0
+        assert partly < 10, copies(sim, uid)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("task_class", ["pausable", "preemptible"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_gang_gives_way_and_comes_back_as_one(
+    simulate: Callable[..., None], task_class: str, *, killed: bool
+) -> None:
+    """One place is asked for and all three leave it; with room for two none of them comes back."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await started(sim, nodes=3)
+            gang = await submit(
+                sim, "gang", taskClass=task_class, priority="low", replicas=3, least=3
+            )
+            await sim.until(lambda: copies(sim, gang) == [(1, "running")] * 3, 20)
+            high = await submit(sim, "high", priority="high")
+            if killed:
+                await sim.until(lambda: displacer(sim).victims, 80, step=0.01)
+                await sim.clock.sleep(0.3)
+                first = sim.leader()
+                assert first is not None
+                sim.start_controller()
+                await sim.kill(first)
+            await sim.until(lambda: copies(sim, high) == [(1, "running")], 90)
+            left = [(1, "paused")] * 3 if task_class == "pausable" else []
+            await sim.until(lambda: copies(sim, gang) == left, 10)
+            await whole_or_none(sim, gang, 3, 60)
+            assert copies(sim, gang) == left
+            await sim.client.delete("/v1/projects/lab/experiments/high")
+            back = 1 if task_class == "pausable" else 2
+            await sim.until(lambda: copies(sim, gang) == [(back, "running")] * 3, 30)
+            await whole_or_none(sim, gang, 3, 30)
+
+    simulate(scenario)
+
+
 CLASSES = ("guaranteed", "pausable", "pausable", "preemptible", "preemptible")
 PRIORITIES = ("low", "normal", "high", "urgent")
+
+
+def _are(sim: Sim, uid: str, count: int) -> bool:
+    return len(copies(sim, uid)) == count
+
+
+def bound_of(sim: Sim) -> set[str]:
+    """Return the experiments of which something is bound, as the leader has it."""
+    leader = sim.leader()
+    if leader is None or leader.controller.term is None:
+        return set()
+    live = leader.controller.term.bind_log.state.live()
+    return {binding.spec.identity.experiment_uid for binding in live}
 
 
 def check_books(sim: Sim) -> None:
@@ -384,6 +445,7 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
             for n in range(4 * leaders):
                 task_class = sim.rng.choice(CLASSES)
                 replicas = sim.rng.randint(1, 3)
+                least = sim.rng.choice((1, replicas))
                 name = f"e{n}"
                 uid = await submit(
                     sim,
@@ -392,6 +454,7 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
                     # what comes later is mostly above what is there
                     priority=PRIORITIES[min(3, n % 4 + sim.rng.randint(0, 1))],
                     replicas=replicas,
+                    least=least,
                     cpu=sim.rng.choice((2000, 4000, 8000)),
                 )
                 work[name] = uid, replicas
@@ -407,6 +470,22 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
                         await sim.kill(leader)
                     await sim.ready()
             await sim.clock.sleep(120)
+            if not await rows(sim, "preempting"):
+                # the draw left room for all, or had nobody who consents
+                for name in list(work):
+                    await sim.client.delete(f"/v1/projects/lab/experiments/{name}")
+                await sim.until(lambda: not bound_of(sim), 120)
+                for name, least, priority in (("soft", 3, "low"), ("hard", 1, "urgent")):
+                    uid = await submit(
+                        sim,
+                        name,
+                        taskClass="preemptible",
+                        priority=priority,
+                        replicas=3,
+                        least=least,
+                    )
+                    await sim.until(partial(_are, sim, uid, 3), 120)
+                    work = {name: (uid, 3)}
             rest = [name for name, (uid, _) in work.items() if "paused" in str(copies(sim, uid))]
             kept = rest[0] if rest else list(work)[-1]
             for name in [one for one in work if one != kept]:
@@ -416,6 +495,7 @@ def havoc(simulate: Callable[..., None], seed: int, leaders: int) -> None:
             await sim.until(
                 lambda: [one for _, one in copies(sim, uid)] == ["running"] * replicas, 300
             )
+            await sim.until(lambda: bound_of(sim) == {uid}, 60)
             # books are brought in line with each round, and a round needs somebody who waits
             await submit(sim, "last", cpu=1000)
             await sim.clock.sleep(15)

@@ -196,7 +196,7 @@ def test_w_16_preemption_pause_and_return() -> None:
     assert resumable(world.view, world.ledger) == []
     world.view.release("high")
     world.ledger.end("high")
-    assert [entry.id for entry in resumable(world.view, world.ledger)] == ["victim"]
+    assert [entry.id for (entry,) in resumable(world.view, world.ledger)] == ["victim"]
     assert world.ledger.resume("victim") == ()
     resumed = world.view.resume("victim")
     assert (resumed.node, resumed.paused) == (held.node, False)

@@ -1,9 +1,11 @@
 """Plans under way: one request a victim, room held, victims that do not die, and who comes back."""
 
+from dataclasses import replace
+
 import pytest
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Account
-from dsec.placement.displacing import Displacing, resumable
+from dsec.placement.displacing import Displacing, resumable, resume
 from dsec.placement.engine import place
 from dsec.placement.entries import entry_of
 from dsec.placement.ledger import Ledger
@@ -31,6 +33,12 @@ class World:
             asked = request(f"x{n}", 8, task_class=cls)
             assert self.ledger.admit(entry_of(asked, "a/p", since=float(n))).booked
             assert place(self.view, [asked])[0].node
+
+    def gang(self, least: int) -> None:
+        """Make all that run one gang of which so many must run."""
+        for entry in list(self.ledger.entries.values()):
+            self.ledger.end(entry.id)
+            self.ledger.book(replace(entry, gang="g", group="w", group_min=least))
 
     def ask(self, name: str = "new", cores: int = 8, priority: int = 1) -> Asking:
         """Return waiting work of b."""
@@ -106,8 +114,8 @@ def test_paused_victims_come_back_when_there_is_room() -> None:
         world.view.release(asker)
         world.ledger.end(asker)
         assert len(resumable(world.view, world.ledger)) == victims
-    assert [one.id for one in resumable(world.view, world.ledger)] == ["x0", "x1"]
-    for entry in resumable(world.view, world.ledger):
+    assert [one.id for (one,) in resumable(world.view, world.ledger)] == ["x0", "x1"]
+    for (entry,) in resumable(world.view, world.ledger):
         world.view.resume(entry.id)
         assert world.ledger.resume(entry.id) == ()
     assert world.ledger.used("a")["cpu_milli"] == 16_000
@@ -220,3 +228,48 @@ def test_room_that_is_not_taken_is_not_held_for_ever() -> None:
     assert world.displacing.spared == frozenset()
     assert world.ledger.holds == {}
     assert set(world.view.bookings()) == set()
+
+
+def test_a_gang_rests_and_goes_on_as_one() -> None:
+    """All three rest for one asker; while it runs there is room for two, and none goes on."""
+    world = World(nodes=3, cls=PAUSABLE)
+    world.gang(least=3)
+    asking = world.ask()
+    asked = world.displacing.start(world.plan(asking), 60.0)
+    assert {one.id for one in asked} == {"x0", "x1", "x2"}
+    for one in asked:
+        assert not one.stops
+        world.displacing.gone(one.id)
+    world.displacing.drop("new")
+    (decision,) = place(world.view, [asking.requests[0]])
+    assert decision.node
+    assert resumable(world.view, world.ledger) == []
+    world.view.release("new")
+    (unit,) = resumable(world.view, world.ledger)
+    assert [entry.id for entry in unit] == ["x0", "x1", "x2"]
+    assert resume(world.view, world.ledger, unit)
+    assert not any(entry.paused for entry in world.ledger.entries.values())
+
+
+def test_of_a_gang_that_has_enough_each_goes_on_by_itself() -> None:
+    """Two of three run, which is enough; the third rests alone and needs no other."""
+    world = World(nodes=3, cls=PAUSABLE)
+    world.gang(least=2)
+    (one,) = world.displacing.start(world.plan(world.ask()), 60.0)
+    world.displacing.gone(one.id)
+    world.displacing.drop("new")
+    assert [[entry.id for entry in unit] for unit in resumable(world.view, world.ledger)] == [
+        [one.id]
+    ]
+
+
+def test_where_one_of_a_gang_cannot_rest_all_of_it_stops() -> None:
+    """Its mates that were asked to rest with it stop as well; once, and nobody else does."""
+    world = World(nodes=3, cls=PAUSABLE)
+    world.gang(least=3)
+    world.displacing.start(world.plan(world.ask()), 60.0)
+    assert world.displacing.stops("x1") == ["x1", "x0", "x2"]
+    assert world.displacing.stops("x0") == []
+    alone = World(nodes=3, cls=PAUSABLE)
+    (one,) = alone.displacing.start(alone.plan(alone.ask()), 60.0)
+    assert alone.displacing.stops(one.id) == [one.id]

@@ -239,6 +239,18 @@ def test_a_victim_takes_its_gang_along_below_the_minimum() -> None:
         assert set(victims(cluster.plan(cluster.ask(4, priority=1)))) == expected
 
 
+def test_who_rests_does_not_count_as_one_that_runs_on() -> None:
+    """Of three, two must run; one rests already, so that the next victim takes the last along."""
+    cluster = Cluster(node("n", 12))
+    for n in range(3):
+        cluster.run(f"x{n}", 4, PAUSABLE, since=float(n), gang="g", group="w", group_min=2)
+    cluster.view.pause("x0")
+    cluster.ledger.pause("x0")
+    cluster.run("busy", 4, GUARANTEED)
+    found = cluster.plan(cluster.ask(4, priority=1))
+    assert set(victims(found)) == {"x1", "x2"}
+
+
 def test_a_gang_with_a_guaranteed_member_is_no_victim_whole() -> None:
     """It would take along what nobody may displace."""
     cluster = Cluster(node("n", 8))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Account
-from dsec.placement.displacing import Displacing, resumable
+from dsec.placement.displacing import Displacing, resumable, resume
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry, entry_of
 from dsec.placement.ledger import Ledger
@@ -224,10 +224,9 @@ class PreemptionMachine(RuleBasedStateMachine):
     @rule()
     def paused_ones_go_on(self) -> None:
         """Whoever was displaced goes on as soon as there is room for it."""
-        for entry in resumable(self.view, self.ledger):
-            if entry.id not in self.displacing.victims:
-                self.view.resume(entry.id)
-                assert self.ledger.resume(entry.id) == ()
+        for unit in resumable(self.view, self.ledger):
+            if not any(entry.id in self.displacing.victims for entry in unit):
+                assert resume(self.view, self.ledger, unit)
 
     @invariant()
     def nothing_has_too_much(self) -> None:

@@ -53,14 +53,20 @@ class Candidates:
         `unread` are the roles whose items cannot be read.
         """
         uid = experiment.metadata.uid
-        # the first start of what is kept running is all or nothing; later replacements are single
-        first = not any(one.slots for one in plans)
+        # what is kept running starts as one, at first and after all of it gave way to other work;
+        # other replacements are single
+        kept = [one for one in plans if one.role.completion is Completion.KEEP]
+        whole = not any(one.slots for one in plans) or _gave_way(kept)
+        # a gang that gives way starts again once all of it is gone
+        leaving = any(copy.behind for one in kept for copy in one.live)
         made = self._made.get(uid, {})
         fresh: dict[Place, Binding] = {}
         for one in plans:
             role = one.role
             ref = None if role.name in unread else role.items_ref
             for slot in (*one.create, *one.held):
+                if leaving and _displaced(slot):
+                    continue
                 key = (role.name, slot.index, slot.incarnation)
                 known = made.get(key)
                 if known is None or known.body_hash != f"{uid}/{resolved.generation}":
@@ -80,7 +86,7 @@ class Candidates:
                     known.spec.image = image  # its digest is known by now
                 if known.spec.item is None:  # the items may have come since
                     known.spec.item = await self._item(experiment, ref, slot.index)
-                gang = first and role.completion is Completion.KEEP
+                gang = whole and role.completion is Completion.KEEP
                 known.gang = uid if gang else ""
                 known.needs.shun = slot.shunned
                 known.behind = slot.last.behind if slot.last else ""
@@ -150,6 +156,16 @@ class Candidates:
         if digest is None:
             return None
         return await self.inputs.line(experiment.metadata.namespace, digest, index)
+
+
+def _displaced(slot: Slot) -> bool:
+    return slot.last is not None and slot.last.reason is EndReason.PREEMPTED
+
+
+def _gave_way(kept: Sequence[Plan]) -> bool:
+    """Return whether nothing of what is kept running is left, because it was displaced."""
+    slots = [slot for one in kept for slot in one.slots.values()]
+    return any(map(_displaced, slots)) and not any(one.live for one in kept)
 
 
 def place_of(binding: Binding) -> Place:

@@ -21,7 +21,6 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.planner import Planner
-from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.displacing import Displacing
@@ -30,6 +29,7 @@ from dsec.placement.preemption import plan
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.reclaim import consents
 from dsec.placement.refusal import Refusal
+from dsec.controllers.translating import request_of
 from dsec.world.clock import Clock
 
 SETTLED_SECONDS = 10.0
@@ -120,8 +120,7 @@ class Displacer:
         binding = self._state.by_id.get(sandbox)
         if victim is not None and not victim.stops and binding is not None and binding.live:
             log.info("cannot be paused, so it is stopped", sandbox=sandbox, why=why)
-            self._under.stops(sandbox)
-            self._stops.append(sandbox)
+            self._stops += self._under.stops(sandbox)
 
     # ------------------------------------------------------------------ around the append
 

@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dsec.controllers.planner import Planner
-from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.deciding import Wanted, decide
-from dsec.placement.displacing import resumable
+from dsec.placement.displacing import resumable, resume
 from dsec.placement.ledger import Ledger
 from dsec.placement.reclaim import borrower
 from dsec.placement.request import Decision
+from dsec.controllers.translating import request_of
 from dsec.placement.view import ClusterView
 
 RIVALS = 1000
@@ -51,7 +51,7 @@ def wake(view: ClusterView, ledger: Ledger, id_: str) -> None:
 
 
 def able(planner: Planner, waiting: Sequence[Binding]) -> list[str]:
-    """Return who is paused and can go on now, first ones first.
+    """Return who is paused and can go on now, first ones first; a gang goes on as one.
 
     Waiting work of higher priority is thought of as placed before; so is all waiting work where a
     sandbox would have more than its tenant owns: what an owner waits for is not lent again.
@@ -62,21 +62,16 @@ def able(planner: Planner, waiting: Sequence[Binding]) -> list[str]:
     view, ledger = planner.view.fork(), planner.ledger.fork()
     rest = list(waiting[:RIVALS])
     found = []
-    for entry in candidates:
+    for unit in candidates:
         books = ledger.fork()
-        if books.resume(entry.id):
+        if any(books.resume(entry.id) for entry in unit):
             continue
-        whole = books.entries[entry.id]
-        borrows = borrower(books, whole, whole.amounts)
-        rivals = [b for b in rest if borrows or b.priority > entry.priority]
-        rest = [b for b in rest if not borrows and b.priority <= entry.priority]
+        wholes = [books.entries[entry.id] for entry in unit]
+        borrows = any(borrower(books, whole, whole.amounts) for whole in wholes)
+        least = min(entry.priority for entry in unit)
+        rivals = [b for b in rest if borrows or b.priority > least]
+        rest = [b for b in rest if not borrows and b.priority <= least]
         decide(view, ledger, [Wanted(request_of(b), planner.entry(b)) for b in rivals], learn=False)
-        if ledger.resume(entry.id):
-            continue
-        try:
-            view.resume(entry.id)
-        except OverCapacityError:
-            ledger.pause(entry.id)
-            continue
-        found.append(entry.id)
+        if resume(view, ledger, unit):
+            found += [entry.id for entry in unit]
     return found

@@ -99,7 +99,8 @@ def _needs(experiment: Experiment, spec: ExperimentSpec, role: Role, rights: Ten
     labels = dict(role.node_labels)
     asked = labels.pop(SIMULATED_LABEL, None)
     # a batch that ran on simulated nodes would give invented results
-    either = None if role.completion is Completion.KEEP else False
+    keep = role.completion is Completion.KEEP
+    either = None if keep else False
     frequency = next((c.frequency for c in spec.communication if c.members == role.name), "")
     group = f"{experiment.metadata.uid}/{role.name}"
     return Needs(
@@ -109,6 +110,8 @@ def _needs(experiment: Experiment, spec: ExperimentSpec, role: Role, rights: Ten
         datasets=[one.uri for one in spec.data],
         near=group if frequency == "high" else "",
         spread=group if frequency == "low" else "",
+        together=experiment.metadata.uid if keep else "",
+        least=(role.replicas if role.min is None else role.min) if keep else 0,
         node_labels=labels,
         pools=list(rights.pools),
         gpu_model=(role.gpu.model or "") if role.gpu else "",

@@ -46,6 +46,10 @@ class Needs(WireModel):
     datasets: list[str] = Field(default_factory=list)
     near: str = Field(default="", description="Group whose members exchange often.")
     spread: str = Field(default="", description="Group whose members rarely exchange.")
+    together: str = Field(default="", description="Gang that is displaced as one; empty: none.")
+    least: int = Field(
+        default=0, description="With fewer replicas of its role its whole gang is of no use."
+    )
 
 
 class Binding(WireModel):

@@ -14,7 +14,8 @@ booking on its future nodes, so that nobody else is placed there meanwhile (a no
 that does not die in time is given up with its node: the asker is planned for another one.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsec.api.reasons import PendingReason
@@ -106,11 +107,23 @@ class Displacing:
         for under in self.plans.values():
             under.waiting_for.discard(victim)
 
-    def stops(self, victim: str) -> None:
-        """Take note that a victim has to stop after all: it cannot be paused."""
-        displacement = self.victims.get(victim)
-        if displacement is not None and not displacement.stops:
-            self.victims[victim] = replace(displacement, steps=(Step.SYNC, Step.STOP))
+    def stops(self, victim: str) -> list[str]:
+        """Take note that a victim has to stop after all: it cannot be paused.
+
+        Returns who has to stop now: it, and those of its gang that were to rest with it.
+        """
+        softly = [id_ for id_, one in self.victims.items() if not one.stops]
+        if victim not in softly:
+            return []
+        entries = self.ledger.entries
+        gang = (entries[victim].tenant, entries[victim].gang) if victim in entries else ("", "")
+        found = [victim]
+        if gang[1]:
+            others = [id_ for id_ in softly if id_ != victim and id_ in entries]
+            found += [id_ for id_ in others if (entries[id_].tenant, entries[id_].gang) == gang]
+        for id_ in found:
+            self.victims[id_] = replace(self.victims[id_], steps=(Step.SYNC, Step.STOP))
+        return found
 
     def failed(self, victim: str) -> list[str]:
         """Take note that a victim could not be displaced: it runs on and may be planned again.
@@ -175,23 +188,52 @@ class Displacing:
         return Refusal(PendingReason.PREEMPTION, Hindrance.LEAVING, 1, nodes=len(under.waiting_for))
 
 
-def resumable(view: ClusterView, ledger: Ledger) -> list[Entry]:
+def resumable(view: ClusterView, ledger: Ledger) -> list[tuple[Entry, ...]]:
     """Return the paused victims that can go on now, in their order: what was lent for a while.
 
-    Highest priority first, then the oldest; whoever has no room is passed over, so that room is not
-    left idle. Call it when work has ended: evaluation gives its room back at once (SCHED-18). What
-    is held for waiting work is not taken. Changes nothing: `view.resume` and `ledger.resume` do.
+    A gang of which too few run goes on as one. Highest priority first, then the oldest; whoever has
+    no room is passed over, so that room is not left idle. Call it when work has ended: evaluation
+    gives its room back at once (SCHED-18). What is held for waiting work is not taken. Changes
+    nothing: `resume` does.
     """
     trial, books = view.fork(), ledger.fork()
-    found = []
-    paused = [entry for entry in ledger.entries.values() if entry.paused]
-    for entry in sorted(paused, key=lambda one: (-one.priority, one.since, one.id)):
-        if entry.id not in trial.bookings() or books.resume(entry.id):
-            continue
+    return [unit for unit in _units(ledger) if resume(trial, books, unit)]
+
+
+def resume(view: ClusterView, ledger: Ledger, unit: Sequence[Entry]) -> bool:
+    """Let paused work go on, all of it or none; returns whether there is room and quota."""
+    done: list[str] = []
+    for entry in unit:
+        if entry.id not in view.bookings() or ledger.resume(entry.id):
+            break
         try:
-            trial.resume(entry.id)
+            view.resume(entry.id)
         except OverCapacityError:
-            books.pause(entry.id)
-            continue
-        found.append(entry)
-    return found
+            ledger.pause(entry.id)
+            break
+        done.append(entry.id)
+    else:
+        return True
+    for id_ in done:
+        view.pause(id_)
+        ledger.pause(id_)
+    return False
+
+
+def _units(ledger: Ledger) -> list[tuple[Entry, ...]]:
+    """Return what is paused as what goes on together, first ones first."""
+    paused = [entry for entry in ledger.entries.values() if entry.paused]
+    gangs = {(entry.tenant, entry.gang) for entry in paused if entry.gang}
+    runs: Counter[tuple[str, str, str]] = Counter()
+    least: Counter[tuple[str, str, str]] = Counter()
+    for entry in ledger.entries.values():
+        if (entry.tenant, entry.gang) in gangs:
+            group = (entry.tenant, entry.gang, entry.group)
+            runs[group] += not entry.paused
+            least[group] = max(least[group], entry.group_min)
+    short = {group[:2] for group, least_of in least.items() if runs[group] < least_of}
+    units: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(paused, key=lambda one: (-one.priority, one.since, one.id)):
+        gang = (entry.tenant, entry.gang)
+        units.setdefault(gang if gang in short else (entry.id,), []).append(entry)
+    return [tuple(unit) for unit in units.values()]

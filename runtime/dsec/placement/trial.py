@@ -72,7 +72,7 @@ class Trial:
         """
         left = dict(self.left)
         for id_, stops in victims.items():
-            along = self._along(id_, left)
+            along = self._along(id_, left, stops=stops)
             if along is not None:
                 left |= dict.fromkeys(along, stops) | {id_: stops}
             elif not skip:
@@ -106,18 +106,21 @@ class Trial:
         found.left, found.origin = {}, self.origin
         return found
 
-    def _along(self, id_: str, left: Mapping[str, bool]) -> list[str] | None:
-        """Return whom a victim takes along: its gang, where too few of a group would be left.
+    def _along(self, id_: str, left: Mapping[str, bool], *, stops: bool) -> list[str] | None:
+        """Return whom a victim takes along: its gang, where too few of a group would run on.
 
-        None where that includes work that may not be displaced.
+        Those that rest stop with a victim that stops. None where that includes work that may not be
+        displaced.
         """
         victim = self.ledger.entries[id_]
         gang = self.gangs.get((victim.tenant, victim.gang), [])
         for group in sorted({entry.group for entry in gang}):
             members = [entry for entry in gang if entry.group == group]
-            stay = sum(entry.id not in left and entry.id != id_ for entry in members)
+            others = [entry for entry in members if entry.id not in left and entry.id != id_]
+            stay = sum(not entry.paused for entry in others)
             if stay < max(member.group_min for member in members):
                 rest = [entry for entry in gang if entry.id not in left and entry.id != id_]
+                rest = [entry for entry in rest if stops or not entry.paused]
                 return [entry.id for entry in rest] if all(map(consents, rest)) else None
         return []
 

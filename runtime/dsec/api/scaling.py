@@ -91,9 +91,9 @@ class WarmBuffer(WireModel):
     gpu_count: Annotated[int, Field(ge=0, le=256)] = Field(default=0, description="GPUs of one.")
     gpu_model: Word = Field(default="", description="Model of those GPUs; empty: any.")
     burn_percent: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=5,
-        description="What is bought for it costs at most this part of what all nodes cost; 100: "
-        "whatever it takes.",
+        default=100,
+        description="What is bought for it costs at most this part of what all nodes cost (5 is a "
+        "sound value in a large fleet); 100: whatever it takes.",
     )
 
 

@@ -125,7 +125,8 @@ class FleetNode:
 
     `since` is when its phase began. `protected`: high-risk work is on it (ELAS-15).
     `registered`: what its agent reported; until that is known the offering's description counts.
-    `rebalance_at`: the provider foretold an interruption without naming a time.
+    `rebalance_at`: the provider foretold an interruption without naming a time. `arriving`: what is
+    being moved to it, which holds room here and on its old node.
     """
 
     name: str
@@ -139,6 +140,7 @@ class FleetNode:
     spot_notice_at: float | None = None
     rebalance_at: float | None = None
     work: tuple[Running, ...] = ()
+    arriving: tuple[Running, ...] = ()
     token: str = ""
     registered: Node | None = None
     failed_moves: tuple[str, ...] = ()
@@ -153,6 +155,11 @@ class FleetNode:
         """Return whether it is on its way for so long that it is not expected any more."""
         most = max(LATE_LEAST_S, LATE * self.offering.boot_seconds)
         return self.coming and now - self.requested_at > most
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is on it, or on its way to it."""
+        return bool(self.work or self.arriving)
 
     @property
     def leaving(self) -> bool:

@@ -85,13 +85,26 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RegionStage:
+    """First of the two stages of a choice: the region; the second is the node in it (ROAD-07).
+
+    `considered`: region and the least price per hour of what would do there, or why it is out.
+    `why`: only, residency, home or price.
+    """
+
+    region: str
+    why: str
+    considered: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Purchase:
     """So many nodes of one offering. The provider makes them once per token, however often asked.
 
     `covers`: ids of the requests that they are for. `paths`: budgets that pay. `triggered_at`:
     since when the oldest of them waits (ELAS-25). `images`, `datasets`: what the nodes fetch while
     they boot, the most wanted first (ELAS-19, ELAS-26). `names`: of the nodes, as they are
-    reserved. `region_stage`: why this region (ROAD-07).
+    reserved. `region`: why there.
     """
 
     offering: Offering
@@ -104,7 +117,7 @@ class Purchase:
     triggered_at: float | None = None
     images: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
-    region_stage: str = ""
+    region: RegionStage | None = None
 
     @property
     def price_per_hour(self) -> Decimal:
@@ -164,15 +177,21 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. `memories` are to be kept once it is carried out."""
+    """What to do now, in the order of the fields: replacements are bought before anything goes.
+
+    `cordons`: nodes that are to take no new work. `memories` and `consolidated_at` are to be kept
+    once it is carried out.
+    """
 
     at: float
     buys: tuple[Purchase, ...] = ()
+    cordons: tuple[str, ...] = ()
     drains: tuple[Drain, ...] = ()
     removals: tuple[Removal, ...] = ()
     renewals: tuple[Renewal, ...] = ()
     refusals: tuple[Refused, ...] = ()
     memories: tuple[PoolMemory, ...] = ()
+    consolidated_at: float | None = None
 
     @property
     def moves(self) -> tuple[Move, ...]:

@@ -89,13 +89,16 @@ class PoolMemory:
     """What is remembered of a pool between plans.
 
     `busy_since`, `calm_since`: CPU above or below the thresholds without a break. `backlog_since`:
-    work waits. `acted_at`: last step under the preset node-load. `guard`: of the oscillation guard.
+    work waits. `cpu_percent`, `cpu_at`: the last sample. `acted_at`: last step under the preset
+    node-load. `guard`: of the oscillation guard.
     """
 
     pool: str
     busy_since: float | None = None
     calm_since: float | None = None
     backlog_since: float | None = None
+    cpu_percent: float | None = None
+    cpu_at: float | None = None
     acted_at: float | None = None
     guard: GuardState = field(default_factory=GuardState)
 
@@ -119,6 +122,7 @@ class FleetState:
     memories: tuple[PoolMemory, ...] = ()
     serial: int = 0
     scope: str = "dsec"
+    consolidated_at: float | None = None
     view: ClusterView | None = field(default=None, compare=False)
 
     def memory(self, pool: str) -> PoolMemory:

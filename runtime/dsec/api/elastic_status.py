@@ -68,6 +68,8 @@ class Limit(StrEnum):
     QUOTA = "quota"
     BUDGET = "budget"
     NODES = "nodes"
+    WORTH = "worth"
+    """More would cost more than it brings, at the role's speedPercent (ROAD-12)."""
 
 
 class GuardState(WireModel):

@@ -163,6 +163,7 @@ _LIMITS: Mapping[Limit | None, str] = {
     Limit.QUOTA: "quota has room for no more",
     Limit.BUDGET: "budget allows no more",
     Limit.NODES: "nodes have room for no more, and no more may be added",
+    Limit.WORTH: "cost of a sample would rise by more than they bring",
 }
 
 

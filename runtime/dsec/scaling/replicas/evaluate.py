@@ -57,6 +57,8 @@ class Facts:
     budget: int | None = None
     """Unlike the other two it also takes away: a spent budget waits for no guard."""
     nodes: int | None = None
+    worth: int | None = None
+    """Best count for money and time together (ROAD-12): it stops growth, and takes nothing."""
     grow: bool = True
     """Whether growth is switched on in this installation (OPS-18)."""
     shrink: bool = True
@@ -165,7 +167,7 @@ def _follow(rule: Rule, state: RoleScaling, lean: Lean, values: dict[str, float]
         if lean.step is not Step.SHRINK and lean.reason is not R.NOT_CROSSED:
             changes["crossed_low"] = True
     agents = values.get(Signal.ACTIVE_AGENTS)
-    if agents is not None and state.agents is None:
+    if agents is not None and agents > 0 and state.agents is None:
         changes["agents"] = agents
     return state.model_copy(update=changes)
 
@@ -194,6 +196,7 @@ def _bounds(rule: Rule, facts: Facts, utc: datetime) -> _Allowed:
                 (facts.budget, Limit.BUDGET),
                 (facts.quota, Limit.QUOTA),
                 (facts.nodes, Limit.NODES),
+                (facts.worth, Limit.WORTH),
             )
             if one is not None
         ),
@@ -341,6 +344,7 @@ class _Decision:
         if not (forced or switched):
             only = R.WOULD_GROW if step is Step.GROW else R.WOULD_SHRINK
             return self._say(state, only, because, to).model_copy(update={"would": to})
+        agents = self.look.values.get(Signal.ACTIVE_AGENTS)
         rounds = state.grow_rounds if step is Step.GROW else state.shrink_rounds
         said = self._say(state, reason, because, to, rounds=(rounds, rounds))
         changes: dict[str, object] = {
@@ -351,7 +355,7 @@ class _Decision:
             "shrink_since": None,
             "asked_at": None,
             "usual": None,
-            "agents": self.look.values.get(Signal.ACTIVE_AGENTS, state.agents),
+            "agents": agents if agents is not None and agents > 0 else state.agents,
         }
         if step is Step.GROW:
             growth = Growth(

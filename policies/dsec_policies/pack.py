@@ -17,6 +17,7 @@ from dsec.rules import (
     Rule,
     Subject,
 )
+from dsec.rules import Severity as Weight
 from pulumi_policy import (
     EnforcementLevel,
     ReportViolation,
@@ -41,6 +42,7 @@ _SEVERITY: Mapping[str, Severity] = {
     "budget": Severity.MEDIUM,
     "digests": Severity.MEDIUM,
     "replicas": Severity.MEDIUM,
+    "elasticity": Severity.MEDIUM,
     "labels": Severity.LOW,
 }
 
@@ -75,6 +77,8 @@ def _validation(
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
         try:
             for finding in _findings(rule, args):
+                if finding.severity is Weight.WARNING and rule.name not in _ADVISORY:
+                    continue  # what admission accepts with a warning must not stop an update
                 report(f"{finding.message} {finding.remedy} ({finding.path})", None)
         except UnknownValueError as unknown:
             # the engine shows this as an advisory at preview; at the update the value is there

@@ -84,6 +84,12 @@ def test_a_good_experiment_passes(policy: str) -> None:
         ("dsec-egress", {"network": {"egress": "open"}}, {}, "spec.network.egress"),
         ("dsec-tenant", role(), {"registries": ["other/"]}, "spec.roles[0].image"),
         ("dsec-replicas", role(max=9.0), {"maxReplicas": 5.0}, "spec.roles"),
+        (
+            "dsec-elasticity",
+            role(elastic={"metric": "cpu", "target": 0.0}, max=9.0),
+            {},
+            "spec.roles[0].elastic.target",
+        ),
         ("dsec-secrets", role(env={"API_KEY": "x"}), {}, "spec.roles[0].env.API_KEY"),
         ("dsec-residency", {"residency": ["us"]}, {"regions": ["eu"]}, "spec.residency[0]"),
         ("dsec-labels", role(), {"requiredLabels": ["team"]}, "spec.labels.team"),
@@ -99,6 +105,11 @@ def test_a_bad_experiment_is_reported(
     assert f"(rule {policy.removeprefix('dsec-')})." in one
 
 
+def test_a_warning_stops_no_update() -> None:
+    """Admission accepts a role without a ceiling and says so; a preview does not refuse it."""
+    assert run("dsec-elasticity", role(elastic={"metric": "cpu", "target": 70.0})) == []
+
+
 UNKNOWN = [
     ("dsec-limits", {"roles": [ROLE | {"resources": {"cpuMilli": UNKNOWN_NUMBER_VALUE}}]}),
     ("dsec-digests", role(image=UNKNOWN_STRING_VALUE)),
@@ -107,6 +118,7 @@ UNKNOWN = [
     ("dsec-egress", {"network": {"egress": UNKNOWN_STRING_VALUE}}),
     ("dsec-tenant", {"tenant": UNKNOWN_STRING_VALUE}),
     ("dsec-replicas", role(replicas=UNKNOWN_NUMBER_VALUE)),
+    ("dsec-elasticity", role(elastic={"metric": "cpu", "target": UNKNOWN_NUMBER_VALUE}, max=9)),
     ("dsec-secrets", role(env={"API_KEY": UNKNOWN_STRING_VALUE})),
     ("dsec-residency", {"residency": [UNKNOWN_STRING_VALUE]}),
     ("dsec-labels", {"labels": UNKNOWN_OBJECT_VALUE}),
@@ -123,7 +135,7 @@ def test_an_unknown_value_is_deferred_to_the_update(policy: str, spec: dict[str,
 
 
 def test_every_policy_has_an_unknown_case() -> None:
-    """Ten policies, ten cases."""
+    """As many policies as cases."""
     assert (
         {one[0] for one in UNKNOWN}
         == set(NAMES)
@@ -203,5 +215,5 @@ def test_importing_returns_at_once() -> None:
         timeout=30,
         check=True,
     )
-    assert done.stdout.strip() == "10"
+    assert done.stdout.strip() == "11"
     assert all(isinstance(one, ResourceValidationPolicy) for one in PACK.values())

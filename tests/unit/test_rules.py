@@ -40,6 +40,18 @@ def env(**values: str) -> dict[str, Any]:
     return role(env=values)
 
 
+def scaled(**elastic: Any) -> dict[str, Any]:
+    """Return a spec whose role is elastic between 1 and 12, or up to `max`."""
+    bounds = {"min": 1, "max": elastic.pop("max", 12)}
+    return role(elastic={"metric": "queue_depth"} | elastic, **bounds)
+
+
+def night(*, min: int = 1, max: int, **elastic: Any) -> dict[str, Any]:  # noqa: A002 - field names
+    """Return one whose role has other bounds at night."""
+    window = {"start": "22:00", "end": "07:00", "min": min, "max": max}
+    return scaled(schedule=[window], **elastic)
+
+
 NO_FACTS = Facts()
 DEFAULTED = Facts(
     "gait",
@@ -70,6 +82,30 @@ BAD: list[tuple[str, dict[str, Any], str, dict[str, Any], Facts]] = [
     ("replicas", role(max=1, replicas=2), "spec.roles[0].replicas", {}, FACTS),
     ("replicas", role(max=200), "spec.roles", {"max_replicas": 100}, FACTS),
     ("replicas", {"roles": [GOOD_ROLE, GOOD_ROLE]}, "spec.roles[1].name", {}, FACTS),
+    ("elasticity", scaled(target=0), "spec.roles[0].elastic.target", {}, FACTS),
+    ("elasticity", scaled(metric="cpu", target=120), "spec.roles[0].elastic.target", {}, FACTS),
+    ("elasticity", scaled(target=64, lower=64), "spec.roles[0].elastic.lower", {}, FACTS),
+    ("elasticity", scaled(windowSeconds=59), "spec.roles[0].elastic.windowSeconds", {}, FACTS),
+    ("elasticity", scaled(max=None), "spec.roles[0].max", {}, FACTS),
+    ("elasticity", scaled(ladder=[8, 4]), "spec.roles[0].elastic.ladder", {}, FACTS),
+    ("elasticity", scaled(ladder=[4, 16]), "spec.roles[0].elastic.ladder[1]", {}, FACTS),
+    ("elasticity", scaled(timeZone="Mars/X"), "spec.roles[0].elastic.timeZone", {}, FACTS),
+    ("elasticity", night(max=0), "spec.roles[0].elastic.schedule[0].max", {}, FACTS),
+    ("elasticity", night(min=5, max=4), "spec.roles[0].elastic.schedule[0].min", {}, FACTS),
+    (
+        "elasticity",
+        role(vertical={"minCpuMilli": 3000, "maxCpuMilli": 2000}),
+        "spec.roles[0].vertical.minCpuMilli",
+        {},
+        FACTS,
+    ),
+    (
+        "elasticity",
+        role(vertical={"maxMemoryBytes": 1 << 29}),
+        "spec.roles[0].vertical.maxMemoryBytes",
+        {},
+        FACTS,
+    ),
     ("secrets", env(DB_PASSWORD="x"), "spec.roles[0].env.DB_PASSWORD", {}, FACTS),  # noqa: S106 - what the rule finds
     ("secrets", env(HF_TOKEN="x"), "spec.roles[0].env.HF_TOKEN", {}, FACTS),  # noqa: S106 - same
     ("secrets", env(X="-----BEGIN PRIVATE KEY-----"), "spec.roles[0].env.X", {}, FACTS),
@@ -103,6 +139,14 @@ GOOD: list[tuple[str, dict[str, Any], dict[str, Any], Facts]] = [
     ("tenant", role(image="registry.internal/a:1"), {}, FACTS),
     ("tenant", {"tenant": "anyone"}, {}, NO_FACTS),
     ("replicas", role(min=1, max=9), {"max_replicas": 9}, FACTS),
+    (
+        "elasticity",
+        night(min=1, max=4, ladder=[4, 8, 12], target=64, lower=8, windowSeconds=60),
+        {},
+        FACTS,
+    ),
+    ("elasticity", scaled(metric="cpu", target=70, timeZone="Asia/Shanghai"), {}, FACTS),
+    ("elasticity", role(vertical={"maxCpuMilli": 2000, "minCpuMilli": 500}), {}, FACTS),
     ("secrets", env(TOKENIZER="bpe", MAX_TOKENS="10", PASSWORD="", URL="https://a/b"), {}, FACTS),
     ("residency", {"residency": ["eu-1"]}, {"regions": ["eu-1", "us-1"]}, FACTS),
     ("labels", {"labels": {"team": "a"}}, {"required_labels": ["team"]}, FACTS),
@@ -132,7 +176,7 @@ def test_good(rule: str, spec: dict[str, Any], settings: dict[str, Any], facts: 
 def test_every_rule_has_both_cases() -> None:
     """A rule without a bad case in the table is not tested."""
     names = [one.name for one in EXPERIMENT_RULES]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
     assert {one[0] for one in BAD} == set(names)
     assert {one[0] for one in GOOD} == set(names)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsec.api.meta import GROUP
+from dsec.rules.elasticity import ELASTICITY
 from dsec.rules.model import Finding, Rule, Severity, Subject, each, get, number
 
 _SHARED_GPU = {"mps", "shares"}
@@ -301,6 +302,7 @@ EXPERIMENT_RULES: tuple[Rule, ...] = (
     EGRESS,
     TENANT,
     REPLICAS,
+    ELASTICITY,
     SECRETS,
     RESIDENCY,
     LABELS,

@@ -7,9 +7,9 @@ from dsec.rules import EXPERIMENT_RULES, HOST
 _HEAD = """<!-- Generated: .venv/bin/python -m dsec.rules.reference > docs/reference/rules.md -->
 # Rules
 
-Ten rules judge experiments, alike in `pulumi preview` (policies `dsec-<rule>`), at admission and in
-the HTTP API; one judges ordinary workloads in namespaces of projects. Each finding names the field,
-the rule and the remedy. `policies/README.md` says how a stack tightens them.
+These rules judge experiments, alike in `pulumi preview` (policies `dsec-<rule>`), at admission and
+in the HTTP API; the last one judges ordinary workloads in namespaces of projects. Each finding
+names the field, the rule and the remedy. `policies/README.md` says how a stack tightens them.
 
 | rule | an experiment must | because | remedy |
 |---|---|---|---|

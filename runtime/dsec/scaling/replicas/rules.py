@@ -86,7 +86,7 @@ def rule_of(role: Role, spec: ExperimentSpec) -> Rule:
     base = numbers(preset, spec.elastic_tier or ElasticTier.BALANCED)
     low = max(1 if role.min is None else role.min, 0)
     high = max(role.replicas if role.max is None else role.max, low)
-    target = base.target if elastic.target is None else float(elastic.target)
+    target = float(elastic.target or base.target)
     window = elastic.window_seconds
     confirm = None if window is None else max(1, math.ceil(window / elastic.period_seconds))
     rate = base.rate if elastic.per_instance_rate is None else float(elastic.per_instance_rate)

@@ -2,7 +2,7 @@
 
 The proxy adds what moto 5.2 leaves out, as the API describes it: the client token of RunInstances
 (a repeat answers with the first launch, other parameters are a mismatch), MaxCount (moto launches
-MinCount), spot requests of a launch with their states, quotas of vCPUs, and the price list.
+MinCount), states of spot requests, quotas of vCPUs, the price list, signatures of URLs.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from xml.sax.saxutils import escape
 
 from dsec.world.ec2 import AwsApi, AwsConfig
 from s3_server import free_ports
+from sts_shim import refusal
 
 REGION = "us-east-1"
 _XML = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -67,6 +68,8 @@ class World:
     """Instance to the status code of its spot request."""
     before: Callable[[Call], None] = lambda _: None
     after: Callable[[Call], None] = lambda _: None
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Access key to secret, of identities that may sign URLs."""
     launches: dict[str, tuple[str, Answer]] = field(default_factory=dict)
     """Client token to digest of its parameters, and the first answer."""
     lock: Lock = field(default_factory=Lock)
@@ -134,6 +137,8 @@ class _Proxy:
         elif action == "RunInstances":
             with world.lock:
                 found = self._run(path, headers, form)
+        elif "X-Amz-Credential" in query:
+            found = self._signed(path, headers, query)
         elif action == "DescribeSpotInstanceRequests":
             found = self._spot()
         else:
@@ -171,6 +176,18 @@ class _Proxy:
                 world.capacity[place] -= granted
             world.launches[token] = digest, answer
         return answer
+
+    def _signed(self, path: str, headers: Any, query: dict[str, list[str]]) -> Answer:
+        """Judge a URL's signature, which moto does not, and name the signer where moto looks."""
+        if code := refusal(path, headers, self._world.secrets):
+            return error(code, 403)
+        scope = query["X-Amz-Credential"][0]
+        form = {"Action": query["Action"][0], "Version": query["Version"][0]}
+        told = {
+            "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}, Signature=0",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        return self._forward("POST", "/", told, urlencode(form).encode())
 
     def _spot(self) -> Answer:
         """Answer for the instances that moto says are spot, each with the state it was given."""

@@ -15,6 +15,7 @@ import structlog
 from dsec.agent import rows
 from dsec.agent.config import AgentConfig
 from dsec.agent.core import SEQ_PER_INCARNATION, Core
+from dsec.agent.deadline import Deadline
 from dsec.agent.entry import Entry, Stop
 from dsec.agent.feed import Feed
 from dsec.agent.life import Ground, Life, destroy
@@ -23,9 +24,17 @@ from dsec.agent.nodeinfo import offered
 from dsec.agent.spool import Spool, SpoolError
 from dsec.agent.state import NodeFiles, StateError, machine_boot_id
 from dsec.agent.uplink import Uplink
+from dsec.agent.winddown import WindDown
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec, SandboxState
-from dsec.api.wire import CreateAnswer, NodeInventory, NodeState
+from dsec.api.wire import (
+    CreateAnswer,
+    NodeInventory,
+    NodeNotice,
+    NodeState,
+    RunUntilAnswer,
+    RunUntilCall,
+)
 from dsec.journal.denials import Denials
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
@@ -116,11 +125,17 @@ class Agent:
             commit=self.spool.commit,
         )
         outside.substrate.on_heartbeat = self._heartbeat
+        self.deadline = Deadline(config.state_dir, outside.clock, boot_id, durable=config.durable)
+        self.wind_down = WindDown(self, self.deadline)
+        self.notices: dict[str, NodeNotice] = {}
 
     # ------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Recover what an earlier process left, then take over the node. Raises SpoolError."""
+        """Recover what an earlier process left, then take over the node.
+
+        Raises SpoolError, StateError.
+        """
         recovered = self.spool.open(self.core.incarnation * SEQ_PER_INCARNATION)
         for stored in recovered.entries.values():
             self.core.restore(rows.load_entry(stored))
@@ -134,9 +149,11 @@ class Agent:
         for sandbox_id, (spec, init) in found.items():
             await self._take_over(sandbox_id, spec, init)
         await self.spool.commit()
+        self.deadline.start(self.config.run_until)
         for work in (
             self.uplink.ship(self.config.node_name, self.spool, self._ship),
             self._keep_house(),
+            self.wind_down.run(),
         ):
             task = asyncio.create_task(work)
             task.add_done_callback(self._failed)
@@ -270,7 +287,58 @@ class Agent:
         """
         await self.feed.more(since, beat, wait)
         await self.spool.commit()
-        return self.feed.state(since, beat)
+        state = self.feed.state(since, beat)
+        state.run_until, state.ending = self.deadline.run_until, self.wind_down.ending
+        state.notices = list(self.notices.values())
+        return state
+
+    def extend(self, call: RunUntilCall) -> RunUntilAnswer:
+        """Move the node's own end, on disk before this returns, unless it winds down already.
+
+        Raises StateError.
+        """
+        if not self.wind_down.ending and self.deadline.extend(
+            call.run_until, call.left_seconds, call.revision
+        ):
+            self.wind_down.moved()
+            self.changed()
+        return RunUntilAnswer(
+            epoch=self.core.epoch,
+            run_until=self.deadline.run_until or call.run_until,
+            left_seconds=self.deadline.left() or 0.0,
+            revision=self.deadline.revision,
+            ending=self.wind_down.ending,
+        )
+
+    async def notice(self, notice: NodeNotice) -> None:
+        """Take note of what the machine's owner announces, and tell followers and history."""
+        known = self.notices.get(notice.kind)
+        if known and (known.deadline, known.message) == (notice.deadline, notice.message):
+            return
+        self.notices[notice.kind] = notice
+        self._row(f"node-{notice.kind}", notice.wire())
+        self.changed()
+        await self.spool.commit()
+
+    async def warn_all(self, message: str) -> None:
+        """Put a warning into the status and the history of every live sandbox."""
+        for entry in self.core:
+            if self.core.warn(entry.spec.identity.id, message):
+                seq, now = self.spool.next_seq(), self.clock.now()
+                row = rows.warning_row(entry, message, boot_id=self.boot_id, seq=seq, now=now)
+                self.spool.append({"row": row, "put": rows.dump_entry(entry)})
+        self._ship.set()
+        self.feed.notify()
+        await self.spool.commit()
+
+    def limit_archives(self, limit: Callable[[], float]) -> None:
+        """Bound the time that archives may take, those under way included."""
+        self._ground.archive_limit = limit
+
+    def changed(self) -> None:
+        """Let followers read the node's own state anew."""
+        self.core.touch()
+        self.feed.notify()
 
     def denied(self, *, user: str, method: str, path: str, why: str) -> None:
         """Note a call that was refused for who made it: a row of the journal, as all history."""

@@ -38,6 +38,7 @@ from dsec.api.wire import (
     EpochCall,
     ErrorBody,
     PauseCall,
+    RunUntilCall,
     StopCall,
 )
 from dsec.world.substrate import Chunk, ExecRequest, SubstrateError
@@ -113,6 +114,7 @@ def make_app(nodes: Nodes) -> Starlette:
             at("stop", "POST", _stop),
             at("ack", "POST", _ack),
             at("epoch", "POST", _epoch),
+            at("run-until", "POST", _run_until, (CONTROLLER,)),
             at("sandboxes/{id}/pause", "POST", _pause),
             at("sandboxes/{id}/resume", "POST", _resume),
             at("sandboxes/{id}/exec", "POST", _exec, (GATEWAY,)),
@@ -163,6 +165,12 @@ async def _ack(request: Request, node: Node) -> Response:
 async def _epoch(request: Request, node: Node) -> Response:
     node.agent.see_epoch((await _body(request, EpochCall)).epoch)
     return _json(EpochCall(epoch=node.agent.core.epoch))
+
+
+async def _run_until(request: Request, node: Node) -> Response:
+    call = await _body(request, RunUntilCall)
+    node.agent.see_epoch(call.epoch)
+    return _json(node.agent.extend(call))
 
 
 async def _pause(request: Request, node: Node) -> Response:

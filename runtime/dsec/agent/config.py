@@ -6,6 +6,7 @@ A flag wins over the environment, the environment over the file. Every mistake i
 import ipaddress
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,33 @@ class AgentConfig(Model):
         default=1 << 16, ge=0, description="Output that travels with an end, per stream."
     )
     uploads: int = Field(default=8, ge=1, description="Scenes uploaded at the same time.")
+    run_until: datetime | None = Field(
+        default=None, description="UTC time at which the node ends by itself; default: never."
+    )
+    wind_down_seconds: float = Field(
+        default=300.0, ge=1, description="Before run_until: sandboxes end and are archived."
+    )
+    warn_seconds: float = Field(
+        default=600.0, ge=0, description="Before the wind-down: owners are warned."
+    )
+    shutdown: list[str] = Field(
+        default=["systemctl", "poweroff"],
+        min_length=1,
+        description="Command that ends the machine for good at run_until.",
+    )
+    watch_spot: bool = Field(
+        default=False, description="Ask the machine's metadata whether it is taken away."
+    )
+    metadata_url: str = Field(
+        default="http://169.254.169.254", description="The metadata service of the machine."
+    )
+    join: str = Field(
+        default="token",
+        pattern="^(token|aws)$",
+        description="What admits the node first: token_file, or the machine's AWS role.",
+    )
+    join_region: str = Field(default="", description="AWS region whose STS vouches for the node.")
+    join_endpoint: str = Field(default="", description="STS to sign for; default: the region's.")
     durable: bool = Field(default=True, description="False: no fsync; for simulated nodes only.")
 
     @field_validator("gateway")
@@ -93,6 +121,13 @@ class AgentConfig(Model):
         if not value.startswith(("http://", "https://")):
             raise ValueError("an http:// or https:// URL is wanted")
         return value.rstrip("/")
+
+    @field_validator("run_until")
+    @classmethod
+    def _aware(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("a time with its zone is wanted, for example 2027-01-15T08:00:00Z")
+        return value
 
     @field_validator("listen", "metrics_listen")
     @classmethod
@@ -154,6 +189,8 @@ def _parsed(name: str, text: str) -> Any:
         return pairs(text)
     if name == "plain_http":
         return _list(text)
+    if name == "shutdown":
+        return text.split()
     return text
 
 

@@ -250,6 +250,19 @@ class Core:
         """Give out the CPU of a paused sandbox: what is frozen computes nothing. Idempotent."""
         self._lend(self._entries[sandbox_id], lent=True)
 
+    def touch(self) -> None:
+        """Take note that something of the node itself has changed: followers read its state."""
+        self.seq += 1
+
+    def warn(self, sandbox_id: str, message: str) -> bool:
+        """Put a warning into the status of a live sandbox; True where it is news."""
+        entry = self._entries.get(sandbox_id)
+        if entry is None or not entry.live or entry.status.message == message:
+            return False
+        entry.status.message = message
+        self._touch(entry)
+        return True
+
     def heartbeat(self, sandbox_id: str, now: datetime) -> bool:
         """Take note of a heartbeat; True for the first one: the sandbox has registered.
 

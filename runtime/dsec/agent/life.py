@@ -6,6 +6,7 @@ clean stop of the agent does: the sandbox goes on, and a later life resumes from
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,6 +51,8 @@ class Ground:
     inline_output: int
     record: Callable[[Entry], None]
     commit: Callable[[], Awaitable[None]]
+    archive_limit: Callable[[], float] = lambda: math.inf
+    """Seconds that any archive may still take: a node that ends waits for none."""
 
 
 class Life:
@@ -226,10 +229,11 @@ class Life:
 
         A fenced copy uploads nothing more from the moment it is known to be fenced.
         """
+        patience = until(self._g.clock, self._g.archive_patience)
         upload = SceneUpload(
             self._g.uplink,
             self._entry.spec.identity,
-            patience=until(self._g.clock, self._g.archive_patience),
+            patience=lambda: min(patience(), self._g.archive_limit()),
             fenced=lambda: self._entry.fenced,
         )
         missing = False

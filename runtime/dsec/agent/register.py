@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -22,7 +22,8 @@ _log = structlog.get_logger(__name__)
 class Registrar:
     """Keeps one agent registered.
 
-    `certificates` is None inside one process, where the network itself says who calls.
+    `certificates` is None inside one process, where the network itself says who calls. What admits
+    the node first is read from `token_file`, or made by `voucher` for each registration.
     `on_admission` is told each answer (keys, CA); `on_certificate` when the identity has changed: a
     new certificate is stored, or the old one has expired or was revoked.
     """
@@ -35,6 +36,7 @@ class Registrar:
         *,
         certificates: CertificateStore | None = None,
         token_file: Path | None = None,
+        voucher: Callable[[NodeRegistration], Awaitable[str]] | None = None,
         on_admission: Callable[[NodeAdmission], None] = lambda _: None,
         on_certificate: Callable[[], None] = lambda: None,
     ) -> None:
@@ -43,6 +45,7 @@ class Registrar:
         self._randomness = randomness
         self._certificates = certificates
         self._token_file = token_file
+        self._voucher = voucher
         self._on_admission = on_admission
         self._on_certificate = on_certificate
         self._valid = certificates is not None and certificates.valid(agent.clock.now())
@@ -69,7 +72,8 @@ class Registrar:
         )
         sent = agent.clock.monotonic()
         try:
-            admission = await agent.uplink.register(registration, self._token(store, agent))
+            token = await self._token(store, agent, registration)
+            admission = await agent.uplink.register(registration, token)
         except RefusedError as error:
             if store is not None and error.code == REVOKED:
                 # the node was removed: what vouched for it before may do so again
@@ -126,11 +130,18 @@ class Registrar:
         self._on_certificate()
         await self._agent.uplink.renew(identified=valid)
 
-    def _token(self, store: CertificateStore | None, agent: Agent) -> str:
-        """Return the join token, unless a certificate already says who the node is."""
-        if self._token_file is None:
-            return ""
+    async def _token(
+        self, store: CertificateStore | None, agent: Agent, registration: NodeRegistration
+    ) -> str:
+        """Return what vouches for the node, unless a certificate already says who it is.
+
+        Raises AwayError where the machine's own identity cannot be had now.
+        """
         if store is not None and store.valid(agent.clock.now()):
+            return ""
+        if self._voucher is not None:
+            return await self._voucher(registration)
+        if self._token_file is None:
             return ""
         with contextlib.suppress(OSError):
             return self._token_file.read_text().strip()

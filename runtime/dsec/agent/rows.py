@@ -99,6 +99,19 @@ def row_of(entry: Entry, boot_id: str, seq: int, now: datetime) -> dict[str, Any
     }
 
 
+def warning_row(
+    entry: Entry, message: str, *, boot_id: str, seq: int, now: datetime
+) -> dict[str, Any]:
+    """Return a journal row that warns the owner of a live sandbox."""
+    identity = entry.spec.identity
+    body: dict[str, object] = {"message": message}
+    return _row(entry.status.node, "sandbox-warned", body, boot_id=boot_id, seq=seq, now=now) | {
+        "tenant": identity.tenant,
+        "experiment": identity.experiment,
+        "sandbox": identity.id,
+    }
+
+
 def log(entry: Entry) -> None:
     """Write a line about the state that an entry has just entered, if it is one of the trail's."""
     status, identity = entry.status, entry.spec.identity

@@ -3,12 +3,14 @@
 import asyncio
 import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dsec.agent import spotwatch
 from dsec.agent.agent import Agent, run_agent
 from dsec.agent.app import Node, make_app
 from dsec.agent.config import AgentConfig, split_address
@@ -17,9 +19,13 @@ from dsec.agent.register import Registrar
 from dsec.agent.tls import CertificateStore
 from dsec.api.wire import NodeAdmission
 from dsec.world.clock import Clock, Randomness
-from dsec.world.http import NetworkTls
+from dsec.world.http import NetworkPlain, NetworkTls
+from dsec.world.instance import InstanceMetadata
 from dsec.world.serve import Listener
 from dsec.world.substrate import Substrate
+
+if TYPE_CHECKING:
+    from dsec.agent.identity import AwsVoucher
 
 
 def endpoint_of(base: str, node: str) -> str:
@@ -34,6 +40,9 @@ class _Member:
     registrar: Registrar
     certificates: CertificateStore
     registration: asyncio.Task[None]
+    voucher: "AwsVoucher | None" = None
+    metadata: InstanceMetadata | None = None
+    watching: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
@@ -97,17 +106,23 @@ class Host:
                 self._tls_from = name
                 store.load_into(self._tls)
 
+        voucher = _aws_voucher(config) if config.join == "aws" else None
         registrar = Registrar(
             agent,
             self.endpoint(name),
             self.randomness,
             certificates=store,
             token_file=config.token_file,
+            voucher=voucher.token if voucher is not None else None,
             on_admission=admitted,
             on_certificate=renewed,
         )
         task = asyncio.create_task(registrar.keep())
-        self._members[name] = _Member(agent, registrar, store, task)
+        member = self._members[name] = _Member(agent, registrar, store, task, voucher)
+        if config.watch_spot:
+            member.metadata = InstanceMetadata(NetworkPlain(), config.metadata_url)
+            looking = spotwatch.watch(member.metadata, self.clock, agent.notice)
+            member.watching = asyncio.create_task(looking)
         return agent
 
     def endpoint(self, name: str) -> str:
@@ -148,9 +163,15 @@ class Host:
         member = self._members.pop(name, None)
         self.nodes.pop(name, None)
         if member is not None:
-            member.registration.cancel()
-            await asyncio.gather(member.registration, return_exceptions=True)
+            tasks = [task for task in (member.registration, member.watching) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await member.agent.close()
+            if member.metadata is not None:
+                await member.metadata.close()
+            if member.voucher is not None:
+                member.voucher.close()
 
     async def close(self) -> None:
         """Stop everything; sandboxes go on. Idempotent."""
@@ -158,6 +179,13 @@ class Host:
             await self._listener.close()
             self._listener = None
         await asyncio.gather(*(self.remove(name) for name in list(self._members)))
+
+
+def _aws_voucher(config: AgentConfig) -> "AwsVoucher":
+    # the client of AWS is large: a node that joins otherwise does not carry it
+    from dsec.agent.identity import AwsVoucher
+
+    return AwsVoucher(config)
 
 
 def _host_of(base: str) -> str:

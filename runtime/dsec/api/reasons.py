@@ -37,7 +37,7 @@ class EndReason(StrEnum):
     FENCED = "fenced"
     """A newer incarnation of the same replica exists; this copy's effects are void."""
     PREEMPTED = "preempted"
-    """It gave its place to work that may ask for it; the message says to whom."""
+    """It gave its place to work that may ask for it, or its node ended; the message says which."""
     NODE_LOST = "node-lost"
     """The node did not come back; closed from the dispatch row."""
     INFRASTRUCTURE = "infrastructure"

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from pydantic import Field, field_validator
+from pydantic import AwareDatetime, Field, field_validator
 
 from dsec.api.base import WireModel
 from dsec.api.meta import MAX_INT
@@ -118,6 +118,36 @@ class PauseCall(EpochCall):
     message: str = ""
 
 
+class RunUntilCall(EpochCall):
+    """Move the time at which a node ends by itself; what it is paid for until then is committed.
+
+    Of the two ways to say it the earlier holds: a call that was long under way, or a clock that is
+    wrong, never makes a node run longer than was meant.
+    """
+
+    run_until: AwareDatetime
+    left_seconds: float = Field(gt=0, description="From when the call was sent.")
+    revision: int = Field(ge=0, description="Grows with each decision; a lower one changes nothing")
+
+
+class RunUntilAnswer(EpochCall):
+    """What holds now. `ending`: the node winds down, and no call changes that."""
+
+    run_until: AwareDatetime
+    left_seconds: float
+    revision: int
+    ending: bool = False
+
+
+class NodeNotice(WireModel):
+    """What a node has learned about its own end from whoever owns the machine."""
+
+    kind: str = Field(description="spot-notice (taken away at the deadline) or rebalance.")
+    at: datetime
+    deadline: datetime | None = None
+    message: str = ""
+
+
 class Usage(WireModel):
     """Sums over the live sandboxes of a node."""
 
@@ -147,6 +177,9 @@ class NodeState(WireModel):
     sandboxes: list[SandboxStatus] = []
     beat: int = 0
     heartbeats: dict[str, datetime] = {}
+    run_until: datetime | None = Field(default=None, description="When it ends by itself.")
+    ending: bool = Field(default=False, description="It winds down and ends.")
+    notices: list[NodeNotice] = []
 
 
 class JournalRow(WireModel):

@@ -14,15 +14,19 @@ import structlog
 from dsec.gateway import ca
 from dsec.gateway.app import build_app, build_metrics, build_webhook
 from dsec.gateway.core import Gateway, GatewayConfig
+from dsec.gateway.identity import AwsIdentity
+from dsec.providers.aws import AwsProvider
+from dsec.providers.aws_settings import AwsSettings
 from dsec.rules import Settings
 from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
-from dsec.world.http import NetworkTls
+from dsec.world.ec2 import AwsApi, AwsConfig
+from dsec.world.http import NetworkPlain, NetworkTls
 from dsec.world.kube import connect
 from dsec.world.records import RecordsError
 from dsec.world.s3 import S3Objects
 from dsec.world.serve import Listener, run_until, stop_on_signals
-from dsec.world.settings import RoleSettings, SettingsError, load
+from dsec.world.settings import AwsJoinSettings, RoleSettings, SettingsError, load
 from dsec.world.tls import client_context, server_context
 
 API_PORT, WEBHOOK_PORT, METRICS_PORT = 8443, 9443, 9090
@@ -55,6 +59,7 @@ async def serve(settings: RoleSettings) -> None:
             region=settings.config.region,
             agent_account=f"system:serviceaccount:{namespace}:dsec-agent",
             settings=Settings(),
+            aws=_aws(settings.config.aws_join),
         ),
     )
     stop = stop_on_signals()
@@ -74,6 +79,26 @@ async def serve(settings: RoleSettings) -> None:
         await asyncio.gather(running, return_exceptions=True)
         objects.close()
         await records.close()
+
+
+def _aws(told: AwsJoinSettings | None) -> AwsIdentity | None:
+    """Return what asks AWS who calls, where machines of AWS may join."""
+    if told is None:
+        return None
+    provider = AwsProvider(
+        AwsApi(AwsConfig(region=told.region, endpoint=told.endpoint)),
+        AwsSettings(told.installation, told.region),
+        SystemClock(),
+        system_randomness(),
+    )
+    return AwsIdentity(
+        NetworkPlain(),
+        provider.find,
+        told.audience,
+        frozenset(told.accounts),
+        frozenset(told.roles),
+        told.endpoint,
+    )
 
 
 def _webhook_tls(settings: RoleSettings) -> ssl.SSLContext:

@@ -17,6 +17,7 @@ from dsec.gateway.auth import Authority as Authoriser
 from dsec.gateway.ca import Authority as CertificateAuthority
 from dsec.gateway.documents import Documents
 from dsec.gateway.errors import ApiError
+from dsec.gateway.identity import AwsIdentity
 from dsec.gateway.leader import Leader
 from dsec.gateway.metrics import Metrics
 from dsec.gateway.views import Views
@@ -45,6 +46,7 @@ class GatewayConfig:
 
     `audit` is the store of audit rows where they have a bucket of their own. `join_secret` admits
     simulated nodes any number of times. `agent_account` is the service account of agent pods.
+    `aws` lets machines of AWS join by their role.
     """
 
     identity: str
@@ -55,6 +57,7 @@ class GatewayConfig:
     join_secret: str = ""
     agent_account: str = "system:serviceaccount:dsec-system:dsec-agent"
     settings: Settings = field(default_factory=Settings)
+    aws: AwsIdentity | None = None
 
 
 class Gateway:

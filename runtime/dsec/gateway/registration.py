@@ -1,8 +1,8 @@
 """Registration of nodes: what vouches for a name, the SandboxNode record, the certificate.
 
 A certificate names one node and its record for a day; the next one is given to its holder while the
-record is there. Before the first one a single-use join token or a pod's projected token admits the
-machine, as after the removal of its record.
+record is there. Before the first one a single-use join token, a pod's projected token or the role
+of a machine of AWS admits it, as after the removal of its record.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from dsec.api.identity import PREFIX
 from dsec.api.meta import API_VERSION
 from dsec.api.records import SandboxNode
 from dsec.api.wire import PROTOCOL, NodeAdmission, NodeRegistration
@@ -126,13 +127,16 @@ class Voucher:
 
 
 async def _by_token(gateway: Gateway, request: Request, asked: NodeRegistration) -> Voucher:
-    """Check the bearer token of a node without certificate. Raises ApiError 401, 403."""
+    """Check the bearer token of a node without certificate. Raises ApiError 401, 403, 503."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
         raise ApiError(401, "unauthenticated", "a new node needs a join token or a pod's token")
     secret = gateway.config.join_secret
     if secret and hmac.compare_digest(token.encode(), secret.encode()):
         return Voucher()
+    if token.startswith(PREFIX) and gateway.config.aws is not None:
+        asked.pool = await gateway.config.aws.vouch(token, asked)
+        return Voucher(names_node=True)
     joined = gateway.ca.read_join_token(token, gateway.clock.now())
     if joined is not None:
         number, pool = joined

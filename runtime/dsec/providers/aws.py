@@ -136,6 +136,11 @@ class AwsProvider:
 
         return await each_chunk(list(volumes), remove, absent_is_done=True, size=1)
 
+    async def find(self, instance: str) -> ProviderNode | None:
+        """Return one live machine of ours, None where there is none. Raises CloudError."""
+        found = await self._nodes(instance_id=[instance])
+        return next((node for node in found if node.phase.costs), None)
+
     async def events(self) -> tuple[ProviderEvent, ...]:
         """See `NodeProvider.events`: notices of spot requests, and instances that have ended."""
         try:

@@ -39,9 +39,9 @@ class AwsSettings:
 
     installation: str
     region: str
-    gateway: str
+    gateway: str = ""
     """URL that agents register at."""
-    ca_pem: str
+    ca_pem: str = ""
     """CA that agents verify the gateway with."""
     pools: Mapping[str, AwsPool] = field(default_factory=dict)
     read_quotas: bool = True

@@ -8,6 +8,7 @@ from string import Template
 from dsec.providers.aws_settings import AwsPool, AwsSettings
 from dsec.providers.aws_tags import utc_text
 from dsec.providers.provider import Offered
+from dsec.scaling.nodes.offerings import SPOT_TAINT
 
 LARGEST = 16 << 10
 """Bytes of user data, by the API."""
@@ -20,8 +21,13 @@ def agent_settings(
     settings: AwsSettings, pool: AwsPool, offering: Offered, run_until: float
 ) -> dict[str, object]:
     """Return the agent's settings as its configuration file has them."""
+    spot = str(offering.market) == "spot"
+    taints = [one for one in pool.labels.get("taints", "").split(",") if one]
+    if spot and SPOT_TAINT not in taints:
+        taints.append(SPOT_TAINT)
     labels = {
         **pool.labels,
+        **({"taints": ",".join(taints)} if taints else {}),
         "region": offering.region,
         **({"zone": offering.zone} if offering.zone else {}),
         "instance-type": offering.instance_type,
@@ -38,8 +44,9 @@ def agent_settings(
         "pool": offering.pool,
         "labels": labels,
         "join": "aws",
+        "joinRegion": offering.region,
         "runUntil": utc_text(run_until),
-        "watchSpot": str(offering.market) == "spot",
+        "watchSpot": spot,
     }
 
 

@@ -14,7 +14,7 @@ limit changes: otherwise work would grow back into the room that shrinking it ha
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from dsec.api.budget import (
@@ -25,7 +25,7 @@ from dsec.api.budget import (
     BudgetUnit,
 )
 from dsec.api.experiment import ExperimentBudget, OnExceed
-from dsec.cost.amounts import MoneyError, divided, exact, floor_micro, unit_of
+from dsec.cost.amounts import ZERO, MoneyError, divided, exact, floor_micro, unit_of
 from dsec.cost.periods import FOREVER, Period, Span, period_of
 
 POOL = "pool:"
@@ -90,11 +90,6 @@ class Allowance:
         parts = divided(self.limit, [*weights, max(0, rest)])
         shares = dict(zip((name for name, _ in self.regions), parts, strict=False))
         return shares.get(region, Decimal(0))
-
-    def hard(self, region: str = "") -> Decimal | None:
-        """Return the most that a region may ever commit in a period; None: no level is hard."""
-        percents = [one.percent for one in self.levels if one.kind is not BudgetLevelKind.SOFT]
-        return part(self.share(region), min(percents)) if percents else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +212,18 @@ def standing(
     now: float,
     *,
     region: str = "",
+    moved: Decimal = ZERO,
     fired: Iterable[Fired] = (),
 ) -> Standing:
     """Return a budget now. `spent` answers what was spent in a span in a region (`Ledger.spent`).
 
-    `fired` is what the caller has kept; what belongs to another period or limit is dropped.
+    `fired` is what the caller has kept; what belongs to another period or limit is dropped. `moved`
+    is what other regions gave or were given in this period (`escrow.moved`).
     """
     span = allowance.period.span(now)
-    limit = allowance.share(region)
+    limit = allowance.share(region) + moved
+    percents = [one.percent for one in allowance.levels if one.kind is not BudgetLevelKind.SOFT]
+    hard = part(limit, min(percents)) if percents else None
     # the start of a rolling window moves with time: what fired there stays while it holds
     rolls = span.start is not None and span.end is None
     amount = spent(allowance, span, region)
@@ -238,10 +237,10 @@ def standing(
             else amount >= part(limit, one.percent) or one.at in span
         )
     )
-    found = Standing(allowance, span, amount, limit, allowance.hard(region), kept)
+    found = Standing(allowance, span, amount, limit, hard, kept)
     reached = [one for one in allowance.levels if _reached(found, one.percent)]
     force = strictest(action_of(one) for one in reached)
-    return Standing(allowance, span, amount, limit, found.hard, kept, force)
+    return replace(found, in_force=force)
 
 
 def crossings(now: Standing, at: float, *, exhausted: bool = False) -> tuple[Crossing, ...]:

@@ -21,23 +21,35 @@ from dsec.cost.ledger import Ledger
 from dsec.cost.periods import ALL_TIME, Span
 
 
-def opened(allowance: Allowance, span: Span, at: float) -> Entry:
-    """Return the entry that gives a budget its limit for a period; once per period."""
+def opened(ledger: Ledger, allowance: Allowance, span: Span, at: float) -> tuple[Entry, ...]:
+    """Return the entry that gives a budget its limit for a period; none where it has it.
+
+    Where the limit was changed since, only the difference is given or taken.
+    """
     start = "ever" if span.start is None or span.end is None else f"{span.start:.0f}"
-    return Entry(
-        f"allocate/{allowance.name}/{start}",
-        EntryKind.ALLOCATE,
-        at,
-        allowance.path,
-        {allowance.unit: allowance.limit},
-        note=f"budget {allowance.name}",
-    )
+    base = f"{allowance.name}/{start}"
+    have, count = ZERO, 0
+    while True:
+        gave = ledger.entries.get(f"{EntryKind.ALLOCATE.value}/{base}/{count}")
+        took = ledger.entries.get(f"{EntryKind.RETURN.value}/{base}/{count}")
+        if gave is None and took is None:
+            break
+        have += gave.amounts.get(allowance.unit, ZERO) if gave else ZERO
+        have -= took.amounts.get(allowance.unit, ZERO) if took else ZERO
+        count += 1
+    missing = allowance.limit - have
+    if not missing:
+        return ()
+    kind = EntryKind.ALLOCATE if missing > 0 else EntryKind.RETURN
+    amounts = {allowance.unit: abs(missing)}
+    name, note = f"{kind.value}/{base}/{count}", f"budget {allowance.name}"
+    return (Entry(name, kind, at, allowance.path, amounts, note=note),)
 
 
 def given(
     ledger: Ledger, allowance: Allowance, at: float, *, above: Iterable[Allowance] = ()
-) -> Entry | str:
-    """Return the entry that gives a task or project its limit from the account above it.
+) -> tuple[Entry, ...] | str:
+    """Return the entries that give a task or project its limit from the account above it.
 
     `above` are the budgets of that account: where it has one in this unit, it must hold as much;
     else the answer is why not, in words. Where it has none there is nothing to take it from, and
@@ -53,7 +65,7 @@ def given(
                 f"{allowance.path}, free {shown(max(ZERO, left), allowance.unit)}; starts when "
                 f"other tasks of {parent} give back what they did not spend or its limit is raised"
             )
-    return opened(allowance, ALL_TIME, at)
+    return opened(ledger, allowance, ALL_TIME, at)
 
 
 def committed(ledger: Ledger, commitment: Commitment, at: float) -> tuple[Entry, ...]:
@@ -102,22 +114,14 @@ def settled(ledger: Ledger, path: str, at: float) -> tuple[Entry, ...]:
 
 def turned(ledger: Ledger, allowance: Allowance, ended: Span, at: float) -> tuple[Entry, ...]:
     """Return the entries of a period's end: what is left is returned, the next limit given."""
+    fresh = opened(ledger, allowance, allowance.period.span(at), at)
     left = ledger.balance(allowance.path, allowance.unit)
-    following = allowance.period.span(at)
-    entries = []
-    if left > 0 and ended.start is not None:
-        name = f"return/{allowance.name}/{ended.start:.0f}"
-        entries.append(
-            Entry(
-                name,
-                EntryKind.RETURN,
-                at,
-                allowance.path,
-                {allowance.unit: left},
-                note="end of period",
-            )
-        )
-    return (*entries, opened(allowance, following, at))
+    start = f"{ended.start:.0f}" if ended.start is not None else "ever"
+    name = f"{EntryKind.RETURN.value}/{allowance.name}/{start}/end"
+    if left <= 0 or name in ledger.entries:
+        return fresh
+    amounts, note = {allowance.unit: left}, "end of period"
+    return (Entry(name, EntryKind.RETURN, at, allowance.path, amounts, note=note), *fresh)
 
 
 def _promise(kind: EntryKind, commitment: Commitment, at: float) -> Entry:

@@ -632,7 +632,8 @@ class WarmBuffer(TypedDict):
     """Model of those GPUs; empty: any."""
 
     burn_percent: NotRequired[pulumi.Input[int]]
-    """What is bought for it costs at most this part of what all nodes cost; 100: whatever it takes.
+    """What is bought for it costs at most this part of what all nodes cost (5 is a sound value in a
+    large fleet); 100: whatever it takes.
     """
 
 
@@ -713,6 +714,9 @@ class PoolScaling(TypedDict):
 
     run_until_seconds: NotRequired[pulumi.Input[int]]
     """How far ahead a node is paid for; renewed at half of it."""
+
+    frozen: NotRequired[pulumi.Input[bool]]
+    """Nothing is bought, moved or removed; notices of the provider are followed."""
 
     consolidation: NotRequired[pulumi.Input[bool]]
     """Move pausable work so that nodes fall empty."""

@@ -11,6 +11,7 @@ from dsec.api.meta import API_VERSION
 from dsec.rules import (
     EXPERIMENT_RULES,
     HOST,
+    POOL_RULES,
     WORKLOAD_KINDS,
     Facts,
     Finding,
@@ -31,6 +32,8 @@ from dsec_policies.settings import schema_of, settings_of
 
 EXPERIMENT_TYPE = f"kubernetes:{API_VERSION}:Experiment"
 """The type of an Experiment record in a Pulumi program."""
+POOL_TYPE = f"kubernetes:{API_VERSION}:SandboxNodePool"
+"""The type of a pool of nodes."""
 
 _SEVERITY: Mapping[str, Severity] = {
     "privileged": Severity.CRITICAL,
@@ -43,6 +46,7 @@ _SEVERITY: Mapping[str, Severity] = {
     "digests": Severity.MEDIUM,
     "replicas": Severity.MEDIUM,
     "elasticity": Severity.MEDIUM,
+    "scaling": Severity.MEDIUM,
     "labels": Severity.LOW,
 }
 
@@ -52,16 +56,19 @@ _ADVISORY = frozenset({"digests"})
 
 def policies() -> list[ResourceValidationPolicy]:
     """Return one policy per rule, in the order of the rules."""
-    return [_policy(rule) for rule in EXPERIMENT_RULES]
+    return [
+        *(_policy(rule, "Experiments") for rule in EXPERIMENT_RULES),
+        *(_policy(rule, "Node pools") for rule in POOL_RULES),
+    ]
 
 
-def _policy(rule: Rule) -> ResourceValidationPolicy:
+def _policy(rule: Rule, whose: str) -> ResourceValidationPolicy:
     name = f"dsec-{rule.name}"
     level = EnforcementLevel.ADVISORY if rule.name in _ADVISORY else EnforcementLevel.MANDATORY
     return ResourceValidationPolicy(
         name=name,
-        display_name=f"Experiments: {rule.name}",
-        description=f"Experiments must {rule.must}. {rule.why}",
+        display_name=f"{whose}: {rule.name}",
+        description=f"{whose} must {rule.must}. {rule.why}",
         enforcement_level=level,
         severity=_SEVERITY[rule.name],
         config_schema=schema_of(rule.name),
@@ -97,7 +104,7 @@ def _validation(
 def _findings(rule: Rule, args: ResourceValidationArgs) -> Iterator[Finding]:
     """Run a rule where it applies. Red lines about privilege hold for ordinary workloads too."""
     kind = args.resource_type.rpartition(":")[2]
-    if args.resource_type == EXPERIMENT_TYPE:
+    if args.resource_type == (POOL_TYPE if rule in POOL_RULES else EXPERIMENT_TYPE):
         spec = _value(args.props, "spec")
         name = _value(spec, "name") or _value(_value(args.props, "metadata"), "name") or args.name
         yield from rule.check(

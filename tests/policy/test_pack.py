@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dsec.rules import EXPERIMENT_RULES, Settings
+from dsec.rules import EXPERIMENT_RULES, POOL_RULES, Settings
 from dsec_policies import policies
-from dsec_policies.pack import EXPERIMENT_TYPE
+from dsec_policies.pack import EXPERIMENT_TYPE, POOL_TYPE
 from dsec_policies.settings import settings_of
 from pulumi_policy import (
     EnforcementLevel,
@@ -26,6 +26,8 @@ from pulumi_policy.proxy import (
 
 PACK = {one.name: one for one in policies()}
 NAMES = sorted(PACK)
+KINDS = {f"dsec-{one.name}": POOL_TYPE for one in POOL_RULES}
+"""Policies that do not speak of experiments, and the type that they speak of."""
 OPTIONS = PolicyResourceOptions(
     protect=False,
     ignore_changes=[],
@@ -110,6 +112,21 @@ def test_a_warning_stops_no_update() -> None:
     assert run("dsec-elasticity", role(elastic={"metric": "cpu", "target": 70.0})) == []
 
 
+def test_a_pool_that_may_lose_every_node_is_reported() -> None:
+    """A schedule with a floor of 0 (ELAS-18), and bounds the wrong way round; each says where."""
+    bounds = {"minNodes": 2.0, "maxNodes": 1.0}
+    window = {"start": "20:00", "end": "06:00", "minNodes": 0.0, "maxNodes": 3.0}
+    asked = {"scaling": bounds | {"floor": 0.0, "schedule": [window]}}
+    reports = run("dsec-scaling", asked, kind=POOL_TYPE)
+    assert [one.rpartition(" ")[2] for one in reports] == [
+        "(spec.scaling.maxNodes)",
+        "(spec.scaling.floor)",
+    ]
+    assert reports[1].startswith("The SandboxNodePool walk must scale within bounds")
+    assert run("dsec-scaling", {"scaling": {"maxNodes": 5.0}}, kind=POOL_TYPE) == []
+    assert run("dsec-scaling", {}, kind=POOL_TYPE) == []
+
+
 UNKNOWN = [
     ("dsec-limits", {"roles": [ROLE | {"resources": {"cpuMilli": UNKNOWN_NUMBER_VALUE}}]}),
     ("dsec-digests", role(image=UNKNOWN_STRING_VALUE)),
@@ -122,6 +139,7 @@ UNKNOWN = [
     ("dsec-secrets", role(env={"API_KEY": UNKNOWN_STRING_VALUE})),
     ("dsec-residency", {"residency": [UNKNOWN_STRING_VALUE]}),
     ("dsec-labels", {"labels": UNKNOWN_OBJECT_VALUE}),
+    ("dsec-scaling", {"scaling": {"maxNodes": UNKNOWN_NUMBER_VALUE}}),
 ]
 
 
@@ -130,7 +148,7 @@ def test_an_unknown_value_is_deferred_to_the_update(policy: str, spec: dict[str,
     """The engine shows it as an advisory at preview; the message says what will happen."""
     config = {"requiredLabels": ["team"]} if policy == "dsec-labels" else {}
     with pytest.raises(UnknownValueError) as caught:
-        run(policy, spec, config=config)
+        run(policy, spec, config=config, kind=KINDS.get(policy, EXPERIMENT_TYPE))
     assert f"{policy} on walk is deferred to update" in caught.value.message
 
 
@@ -139,7 +157,7 @@ def test_every_policy_has_an_unknown_case() -> None:
     assert (
         {one[0] for one in UNKNOWN}
         == set(NAMES)
-        == {f"dsec-{one.name}" for one in EXPERIMENT_RULES}
+        == {f"dsec-{one.name}" for one in (*EXPERIMENT_RULES, *POOL_RULES)}
     )
 
 
@@ -190,7 +208,9 @@ def test_metadata_for_reviewers() -> None:
     for name, one in PACK.items():
         assert one.severity
         assert one.remediation_steps
-        assert one.description.startswith("Experiments must ")
+        assert one.description.startswith(
+            "Node pools must " if name in KINDS else "Experiments must "
+        )
         advisory = name == "dsec-digests"
         assert (one.enforcement_level is EnforcementLevel.ADVISORY) == advisory
 
@@ -215,5 +235,5 @@ def test_importing_returns_at_once() -> None:
         timeout=30,
         check=True,
     )
-    assert done.stdout.strip() == "11"
+    assert done.stdout.strip() == "12"
     assert all(isinstance(one, ResourceValidationPolicy) for one in PACK.values())

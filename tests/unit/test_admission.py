@@ -202,3 +202,16 @@ def test_the_route() -> None:
     assert client.post("/admission", content=b"no json").status_code == 400
     assert client.post("/admission", json=[1]).status_code == 400
     assert client.post("/admission", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
+
+
+def test_a_pool_that_contradicts_itself_is_refused_and_what_cannot_be_reached_is_told() -> None:
+    """Bounds and floors are errors; a CPU limit that whole nodes miss is a warning."""
+    offered = [{"instanceType": "c32", "cpuMilli": 32_000, "memoryBytes": 1 << 36}]
+    asked = {"minNodes": 4, "maxNodes": 2, "timeZone": "Mars/Olympus", "offerings": offered}
+    assert fields(review("SandboxNodePool", {"scaling": asked})) == {
+        "spec.scaling.maxNodes",
+        "spec.scaling.timeZone",
+    }
+    told = review("SandboxNodePool", {"scaling": {"maxCpuMilli": 2_063_000, "offerings": offered}})
+    assert told["allowed"]
+    assert "2063 cores cannot be reached with nodes of 32 cores: 2048 are" in told["warnings"][0]

@@ -152,6 +152,10 @@ class PoolScaling(WireModel):
     run_until_seconds: Annotated[int, Field(ge=60, le=86_400)] = Field(
         default=1800, description="How far ahead a node is paid for; renewed at half of it."
     )
+    frozen: bool = Field(
+        default=False,
+        description="Nothing is bought, moved or removed; notices of the provider are followed.",
+    )
     consolidation: bool = Field(
         default=True, description="Move pausable work so that nodes fall empty."
     )

@@ -20,7 +20,7 @@ from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL
 from dsec.api.mistakes import Mistake, mistakes_of
 from dsec.api.records import Experiment, SandboxImage, SandboxNodePool, Tenant
 from dsec.api.tenant import TenantSpec
-from dsec.rules import Facts, Settings
+from dsec.rules import POOL_RULES, Facts, Settings, Severity, check
 from dsec.rules.verdict import judge
 
 MAX_BODY_BYTES = 4 << 20
@@ -193,8 +193,16 @@ def admission_route(webhook: Webhook, path: str = "/admission") -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-def _pool(new: Mapping[str, Any], _: Answer, __: Mapping[str, Any]) -> None:
-    SandboxNodePool.model_validate(new)
+def _pool(new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
+    record = SandboxNodePool.model_validate(new)
+    found = check(
+        record.record()["spec"], name=record.metadata.name, rules=POOL_RULES, kind=record.kind
+    )
+    for one in found:
+        if one.severity is Severity.WARNING:
+            answer.warnings.append(f"{one.message} {one.remedy}")
+        else:
+            answer.mistakes.append(Mistake(one.path, one.value, one.remedy, one.message))
 
 
 def _quota(spec: TenantSpec, answer: Answer) -> None:

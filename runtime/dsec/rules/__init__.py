@@ -8,11 +8,13 @@ from typing import Any
 
 from dsec.rules.experiments import EXPERIMENT_RULES
 from dsec.rules.model import Facts, Finding, Rule, Settings, Severity, Subject
+from dsec.rules.pools import POOL_RULES
 from dsec.rules.workloads import HOST, WORKLOAD_KINDS
 
 __all__ = [
     "EXPERIMENT_RULES",
     "HOST",
+    "POOL_RULES",
     "WORKLOAD_KINDS",
     "Facts",
     "Finding",
@@ -34,7 +36,8 @@ def check(
     facts: Facts = _NO_FACTS,
     settings: Settings = _DEFAULT,
     rules: Sequence[Rule] = EXPERIMENT_RULES,
+    kind: str = "Experiment",
 ) -> list[Finding]:
-    """Return every finding about an experiment's spec (plain data in wire names)."""
-    subject = Subject("Experiment", name, spec, facts, settings)
+    """Return every finding about a record's spec (plain data in wire names)."""
+    subject = Subject(kind, name, spec, facts, settings)
     return [finding for rule in rules for finding in rule.check(subject)]

@@ -2,7 +2,7 @@
 
 import sys
 
-from dsec.rules import EXPERIMENT_RULES, HOST
+from dsec.rules import EXPERIMENT_RULES, HOST, POOL_RULES
 
 _HEAD = """<!-- Generated: .venv/bin/python -m dsec.rules.reference > docs/reference/rules.md -->
 # Rules
@@ -20,7 +20,7 @@ def render() -> str:
     """Return the page as Markdown."""
     rows = [
         f"| {one.name} | {one.must} | {one.why} | {one.remedy} |\n"
-        for one in (*EXPERIMENT_RULES, HOST)
+        for one in (*EXPERIMENT_RULES, *POOL_RULES, HOST)
     ]
     return _HEAD + "".join(rows)
 

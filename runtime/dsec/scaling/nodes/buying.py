@@ -1,10 +1,11 @@
 """What to buy for what is needed: the most useful node for its price, again and again.
 
-Classes of waiting work are filled into one empty node of each shape, the largest first; what the
-filling is worth (each class at its cheapest proportional price) over the node's price is the
-score. The best is taken as often as its filling goes into what is left. Own machines come first,
-then reserved ones, then spot and on-demand together: on-demand for work that may not be
-interrupted, and for other work only where spot has failed and it has waited.
+Classes of waiting work are filled into one empty node of each shape, the largest first, or what
+takes little CPU per card first, whichever is worth more. What the filling is worth (each class at
+its cheapest proportional price) over the node's price is the score. The best is taken as often as
+its filling goes into what is left. Own machines come first, then reserved ones, then spot and
+on-demand together: on-demand for work that may not be interrupted, and for other work only where
+spot has failed and it has waited.
 
 Limits, backoffs and the budget gate are asked at every step; where one says no the next best is
 taken in the same pass. Fillings are exact sums, and the real placement has the last word on each.
@@ -89,7 +90,7 @@ class Buyer:
         stop = Stop(Why.NO_OFFERING)
         own = [one for one in self.choices.every if one.offering.pool == pool]
         for choice in sorted(own, key=_steady):
-            if count and choice.closed is Why.BACKED_OFF:
+            if count and choice.closed in (Why.BACKED_OFF, Why.FROZEN):
                 stop = Stop(choice.closed, choice.detail)
             elif count:
                 taken, stopped = self._afford(choice, count, ())
@@ -127,17 +128,20 @@ class Buyer:
 
     def _rate(self, choice: Choice) -> None:
         groups = self.choices.groups
-        order = choice.order
-        if choice.barred:
-            order = [one for one in order if groups[one].budget not in choice.barred]
-        choice.fill, idle = choice.shape.fill(order, groups)
         choice.stale, choice.score = False, 0.0
-        if all(number in choice.riders for number, _ in choice.fill):
-            return
-        worth = sum(groups[number].ref * count for number, count in choice.fill)
-        if idle < choice.shape.cards:
-            worth += self._headroom * idle
-        choice.score = worth / least_price(choice.offering.price_per_hour)
+        for order in (choice.order, choice.light):
+            payable = order
+            if choice.barred:
+                payable = [one for one in order if groups[one].budget not in choice.barred]
+            fill, idle = choice.shape.fill(payable, groups)
+            if all(number in choice.riders for number, _ in fill):
+                continue
+            worth = sum(groups[number].ref * count for number, count in fill)
+            if idle < choice.shape.cards:
+                worth += self._headroom * idle
+            score = worth / least_price(choice.offering.price_per_hour)
+            if score > choice.score:
+                choice.score, choice.fill = score, fill
 
     def _take(self, best: Choice, tier: Iterable[Choice]) -> None:
         """Take the best as often as its filling goes, or note why it cannot be had."""
@@ -161,7 +165,7 @@ class Buyer:
             if stop is not None and stop.budget in budgets:
                 best.barred.add(stop.budget)
             else:
-                best.order = []
+                best.order = best.light = []
             best.stale = True
             return
         covers = [

@@ -8,7 +8,7 @@ from dsec.placement.asked import Asked
 from dsec.placement.dimensions import WHOLE
 from dsec.placement.request import Request
 from dsec.scaling.nodes.backoff import allowance
-from dsec.scaling.nodes.filling import Fill, Group, Shape, least_price
+from dsec.scaling.nodes.filling import CPU, Fill, Group, Shape, least_price
 from dsec.scaling.nodes.offerings import Offering, may_be_interrupted, tolerant
 from dsec.scaling.nodes.plans import Why
 from dsec.scaling.nodes.regions import regions_for
@@ -31,6 +31,8 @@ class Choice:
     """Key of a backoff that lets one node be tried; empty: any number."""
     order: list[int] = field(default_factory=list)
     """Numbers of the classes that may be on it, in the order of filling."""
+    light: list[int] = field(default_factory=list)
+    """The same in another order: work that takes little CPU per card first."""
     riders: frozenset[int] = frozenset()
     """Those of them that fill what is left over, and are no reason to buy it."""
     fill: Fill = field(default_factory=list)
@@ -86,7 +88,9 @@ class Choices:
         choice = Choice(offering, shape)
         tries, held = allowance(self.state, offering)
         explicit = self.rules.of(offering.pool).preset is not None
-        if tries == 0:
+        if self.rules.of(offering.pool).frozen:
+            choice.closed = Why.FROZEN
+        elif tries == 0:
             choice.closed, choice.detail = Why.BACKED_OFF, held
         elif offering.pool in closed and (explicit or not offering.cloud):
             choice.closed, choice.detail = closed[offering.pool]
@@ -143,7 +147,9 @@ class Choices:
             may = [one for one in order if self._may(choice, one)]
             riders = [one for one in may if self._rides(choice, one)]
             choice.riders = frozenset(riders)
-            choice.order = [one for one in may if one not in choice.riders] + riders
+            drivers = [one for one in may if one not in choice.riders]
+            choice.order = drivers + riders
+            choice.light = sorted(drivers, key=lambda one: _cpu_per_card(choice, one)) + riders
             choice.stale = True
             if len(choice.order) > len(riders):
                 found.append(choice)
@@ -226,3 +232,11 @@ class Choices:
             if (takes := one.shape.ask(number, group.request)) is not None
         ]
         return min(found, default=0.0)
+
+
+def _cpu_per_card(choice: Choice, number: int) -> tuple[bool, float]:
+    takes = choice.shape.takes[number]
+    if takes is None or not takes.cards:
+        # the sort is stable: without cards the order stays
+        return True, 0.0
+    return False, takes.amounts[CPU] / (takes.cards * (takes.part or WHOLE))

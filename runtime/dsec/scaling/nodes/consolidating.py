@@ -107,6 +107,7 @@ def _candidates(
             or node.ready_at is None
             or state.now - node.ready_at < rules.least_age_s
             or not pool.consolidation
+            or pool.frozen
             or pool.shrink is not Shrinking.ON
             or pool.preset_of(offering) is NodePreset.NODE_LOAD
         ):

@@ -33,6 +33,7 @@ UNITS = 100
 """Most gangs and near groups that nodes are found for in one plan; the rest follow in the next."""
 FIRST = (
     Why.BUDGET,
+    Why.FROZEN,
     Why.LIMIT,
     Why.SPOT_FIRST,
     Why.BURST_WAIT,

@@ -56,6 +56,8 @@ class Why(StrEnum):
     """Not bought: backlog or load has not lasted long enough (ELAS-14)."""
     COOLDOWN = "cooldown"
     """Not done: the pool's last step is too recent (ELAS-16)."""
+    FROZEN = "frozen"
+    """Not done: somebody stopped this pool's scaling (OPS-28)."""
     LIMIT = "limit"
     """Not bought: a limit of nodes, CPU, GPUs or money per hour."""
     BUDGET = "budget"

@@ -95,7 +95,7 @@ def _idle(
     offering = node.offering
     pool = rules.of(offering.pool)
     empty = node.phase in (NodePhase.READY, NodePhase.CORDONED) and not node.busy
-    if not empty or node.name in spare.promised or pool.shrink is Shrinking.OFF:
+    if not empty or node.name in spare.promised or pool.stays:
         return None
     if node.protected:
         return Refused(Why.PROTECTED, node.name)

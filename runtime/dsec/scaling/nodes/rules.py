@@ -67,6 +67,7 @@ class PoolRules:
     empty_s: float | None = None
     shrink: Shrinking = Shrinking.ON
     consolidation: bool = True
+    frozen: bool = False
     run_until_s: float = 1800.0
     max_cpu_milli: int | None = None
     max_gpus: int | None = None
@@ -84,6 +85,11 @@ class PoolRules:
                 most = most if held.max_nodes is None else held.max_nodes
             least = max(least, self.floor)
         return Bounds(least if most is None else min(least, most), most)
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing is removed for being idle."""
+        return self.frozen or self.shrink is Shrinking.OFF
 
     def preset_of(self, offering: Offering) -> NodePreset:
         """Return when nodes of an offering are added and removed (CONF-37)."""
@@ -189,7 +195,8 @@ def pool_rules(pool: str, asked: PoolScaling) -> PoolRules:
         burst_wait_s=asked.burst_wait_seconds,
         empty_s=asked.empty_seconds,
         shrink=asked.shrink,
-        consolidation=asked.consolidation,
+        consolidation=asked.consolidation and not asked.frozen,
+        frozen=asked.frozen,
         run_until_s=asked.run_until_seconds,
         max_cpu_milli=asked.max_cpu_milli,
         max_gpus=asked.max_gpus,

@@ -128,6 +128,7 @@ _REFUSED: Mapping[Why, Callable[[Refused], str]] = {
         "the pool's last step is too recent; the next may be in "
         f"{one.figure('seconds') or one.figure('detail')} s"
     ),
+    Why.FROZEN: lambda one: f"{_waiting(one)}: scaling of the pool is stopped by hand",
     Why.LIMIT: lambda one: f"{_waiting(one)}: a limit is reached{_detail(one)}; raise it or wait",
     Why.BUDGET: lambda one: (
         f"a budget does not cover it{_detail(one)}"

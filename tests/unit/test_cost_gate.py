@@ -299,14 +299,15 @@ def test_a_hard_level_is_reached_when_nothing_more_can_be_renewed() -> None:
     one = replace(commitment(until=2700.0), charged_until=2700.0)
     now = spending(budget, "0.91")
     found = state_of([now], [one])
-    assert found.exhausted(now, RULES)
+    assert not found.exhausted(now, 2399.0, RULES)
+    assert found.exhausted(now, 2400.0, RULES)
     new = crossings(now, 5.0, exhausted=True)
     assert [one.fired.percent for one in new] == [50, 80, 100]
     assert new[-1].action is BudgetAction.DEGRADE
     told = tuple(one.fired for one in new)
     after = spending(budget, "0.50", told)
     assert after.in_force is BudgetAction.DEGRADE
-    assert not state_of([after], []).exhausted(after, RULES)
+    assert not state_of([after], []).exhausted(after, 2400.0, RULES)
 
 
 def test_equal_overruns_end_as_each_task_chose() -> None:

@@ -246,17 +246,19 @@ def standing(
 def crossings(now: Standing, at: float, *, exhausted: bool = False) -> tuple[Crossing, ...]:
     """Return the parts of the limit that are passed and have not been told yet, each once.
 
-    `exhausted`: what runs on it cannot be given another step, which reaches its hard levels.
+    `exhausted`: what runs on it cannot be given another step (`gate.BudgetState.exhausted`). That
+    reaches the lowest hard level, and everything below it.
     """
     allowance = now.allowance
     told = {one.percent for one in now.fired}
     levels = {one.percent: one for one in sorted(allowance.levels, key=_rank)}
+    hard = [one.percent for one in allowance.levels if one.kind is not BudgetLevelKind.SOFT]
+    reached = min(hard, default=0) if exhausted else 0
     found = []
     for percent in sorted({*allowance.alerts, *levels} - told):
-        level = levels.get(percent)
-        out = exhausted and level is not None and level.kind is not BudgetLevelKind.SOFT
-        if not (now.spent >= part(now.limit, percent) or out):
+        if percent > reached and now.spent < part(now.limit, percent):
             continue
+        level = levels.get(percent)
         start = None if now.span.end is None else now.span.start
         fired = Fired(percent, start, now.limit, at)
         action = action_of(level) if level else None

@@ -145,16 +145,22 @@ class BudgetState:
                 self._count(sums, gone, -1)
         return replace(self, commitments=held, promises=sums)
 
-    def exhausted(self, standing: Standing, rules: LeaseRules) -> bool:
-        """Return whether what runs on a hard budget cannot be given another step of renewal."""
+    def exhausted(self, standing: Standing, now: float, rules: LeaseRules) -> bool:
+        """Return whether a hard budget has come to its end: it is time to take its action.
+
+        That is when what runs on it cannot be given another step of renewal, and the first of it
+        has to begin its wind-down within a step.
+        """
         room = self.room(standing)
         if room is None:
             return False
-        step = 0
+        step, first = 0, None
         for one in self.commitments.values():
             if one.rates and standing.allowance.path in one.paths:
                 step += terms(one, standing.allowance).cost(rules.step)
-        return bool(step) and room[0] < Decimal(step).scaleb(-6)
+                begin = one.run_until - max(one.wind_down_seconds, rules.step)
+                first = begin if first is None else min(first, begin)
+        return first is not None and now >= first and room[0] < Decimal(step).scaleb(-6)
 
     def _count(self, sums: dict[str, tuple[Decimal, Decimal]], one: Commitment, sign: int) -> None:
         for standing in self.on(one):

@@ -187,7 +187,7 @@ class Choices:
         if choice.closed is not None:
             group.blocked.setdefault(choice.closed, choice.detail)
             return False
-        if offering.cloud:
+        if offering.cloud and not group.buffer:
             first = group.members[0]
             wait = first.burst_wait_s
             if wait is None:

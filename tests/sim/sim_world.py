@@ -23,11 +23,13 @@ from dsec.api.sandbox import Resources
 from dsec.api.wire import KeyedCreate, NodeAdmission
 from dsec.controllers.app import build_app as build_internal
 from dsec.controllers.controller import Controller, ControllerConfig
+from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.term import World
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
 from dsec.world.inprocess import Call, Fault, InProcessNetwork
 from dsec.world.memory import AccessRule, AccessTable, MemoryObjects, MemoryRecords
+from dsec.world.metrics import MemoryMetrics
 from dsec.world.records import Record, RecordList, User, WatchEvent
 from dsec.world.registry import SimulatedRegistry
 from dsec.world.tls import AGENT, CONTROLLER, GATEWAY, Peer
@@ -196,6 +198,8 @@ class Sim:
         self.records = MemoryRecords(self.clock, self.rng, access)
         self.objects = MemoryObjects()
         self.registry: SimulatedRegistry | None = None
+        self.metrics = MemoryMetrics()
+        self.switches = Switches()
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
         self.processes: dict[str, Process] = {}
@@ -268,8 +272,11 @@ class Sim:
             clock,
             self.rng,
             self.registry,
+            self.metrics,
         )
-        config = ControllerConfig(identity=name, endpoint=f"http://{name}", exit_on_loss=True)
+        config = ControllerConfig(
+            identity=name, endpoint=f"http://{name}", exit_on_loss=True, switches=self.switches
+        )
         controller = Controller(world, config)
         self.routes[f"http://{name}"] = gated_app(build_internal(controller, "in-process"), gate)
         task = asyncio.create_task(controller.run())

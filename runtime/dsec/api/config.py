@@ -164,6 +164,20 @@ class SchedulingConfig(Model):
     )
 
 
+class ScalingConfig(Model):
+    """Which parts of elasticity are switched on (OPS-18), and where metrics come from."""
+
+    replicas: bool = Field(default=True, description="Counts of elastic roles follow metrics.")
+    growth: bool = Field(default=True, description="Off: what would be added is only told.")
+    shrink: bool = Field(
+        default=True, description="Off: what would be removed is only told, and stays."
+    )
+    prometheus: Annotated[str, Field(pattern=r"^(https?://[^ ]+)?$", max_length=1024)] = Field(
+        default="",
+        description="URL of the Prometheus server to ask; empty: only queues, counts and ends.",
+    )
+
+
 class ExperimentConfig(Model):
     """An experiment that lives and dies with the stack: spec or document, exactly one."""
 
@@ -207,6 +221,9 @@ class PlatformConfig(Model):
     )
     scheduling: SchedulingConfig = Field(
         default=SchedulingConfig(), description="Queues and preemption."
+    )
+    scaling: ScalingConfig = Field(
+        default=ScalingConfig(), description="Switches of elasticity, and its metrics."
     )
     labels: Labels = Field(default={}, description="On every object that the stack makes.")
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.decisions import SandboxDecision
+from dsec.api.elastic_status import Growth
 from dsec.api.experiment import Role
 from dsec.api.meta import ConditionStatus, condition_of
 from dsec.api.records import Experiment
@@ -56,6 +57,7 @@ def describe(
     sections = [
         Section(title="Asked", lines=list(_asked(record))),
         Section(title="Roles", lines=list(_roles(record))),
+        Section(title="Scaling", lines=list(_scaling(record, now))),
         Section(title="Waits", lines=list(_waits(record))),
         Section(title="Placed", lines=list(_placed(record, sandboxes))),
         Section(title="Decisions", lines=list(_decisions(decisions or {}))),
@@ -164,6 +166,31 @@ def _counts(role: RoleStatus) -> str:
     if role.incarnations:
         words.append(f"{role.incarnations} replaced so far")
     return ", ".join(words)
+
+
+def _scaling(record: Experiment, now: datetime) -> Iterable[Line]:
+    """Say of each elastic role what its scaler decided last, why, and how the last growth went."""
+    for one in record.status.scaling:
+        yield Line(name=one.role, text=one.message)
+        if one.advice:
+            yield Line(name=f"{one.role} advice", text=one.advice)
+        read = ", ".join(
+            f"{reading.name} {reading.value:g}"
+            for reading in one.readings
+            if reading.value is not None
+        )
+        if read and one.utc:
+            yield Line(name=f"{one.role} signals", text=f"{read}, read {age(one.utc, now)} ago")
+        if one.growths:
+            yield Line(name=f"{one.role} growth", text=_growth(one.growths[-1], now))
+
+
+def _growth(last: Growth, now: datetime) -> str:
+    text = f"{last.count_before} to {last.count_after}, {age(last.acted, now)} ago"
+    if last.first_result is None:
+        return f"{text}; the first of them does not run yet"
+    took = (last.first_result - last.acted) / timedelta(seconds=1)
+    return f"{text}; the first of them ran after {took:.0f} s"
 
 
 def _waits(record: Experiment) -> Iterable[Line]:

@@ -86,23 +86,24 @@ class Means(WireModel):
     """Sums of a metric by equal spans of time, oldest first: enough for the mean of an hour."""
 
     start: float = Field(default=0.0, description="Begin of the last span, seconds.")
-    sums: list[float] = Field(default=[], max_length=64)
-    counts: list[Count] = Field(default=[], max_length=64)
+    sums: list[float] = Field(default=[], max_length=64, description="Sum of each span.")
+    counts: list[Count] = Field(default=[], max_length=64, description="Values in each span.")
 
 
 class Reading(WireModel):
     """One signal as it was last read."""
 
-    name: Word
-    value: float | None = Field(default=None, description="Unset: missing, or too old.")
-    age_seconds: float = Field(default=0.0, ge=0)
+    name: Word = Field(description="Name of the signal.")
+    value: float | None = Field(default=None, description="Unset: there is none.")
+    age_seconds: float = Field(default=0.0, ge=0, description="Age when it was read.")
+    problem: Text = Field(default="", description="Why there is none, in words.")
 
 
 class Growth(WireModel):
     """One growth from its trigger to the first result of what it added (ELAS-25)."""
 
-    count_before: Instances
-    count_after: Instances
+    count_before: Instances = Field(description="Replicas wanted before.")
+    count_after: Instances = Field(description="Replicas wanted since.")
     triggered: datetime = Field(description="First round of the trigger (UTC).")
     acted: datetime = Field(description="When the count was raised (UTC).")
     first_result: datetime | None = Field(

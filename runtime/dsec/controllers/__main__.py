@@ -17,6 +17,7 @@ from dsec.controllers.app import build_app
 from dsec.controllers.controller import Controller, ControllerConfig
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.metrics import build_metrics
+from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.scheduling import policy_of
 from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
@@ -25,6 +26,7 @@ from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkPlain, NetworkTls
 from dsec.world.kube import connect
 from dsec.world.objects import ObjectStoreError
+from dsec.world.prometheus import PrometheusMetrics
 from dsec.world.records import RecordsError
 from dsec.world.registry import HttpRegistry
 from dsec.world.s3 import S3Objects
@@ -88,14 +90,17 @@ async def serve(settings: RoleSettings) -> None:
     objects = S3Objects(settings.store())
     # registries are strangers: they see no certificate of ours, and theirs are the world's
     registry = HttpRegistry.from_environment(NetworkPlain())
+    scaling = settings.config.scaling
+    metrics = PrometheusMetrics(scaling.prometheus) if scaling.prometheus else None
     controller = Controller(
-        World(records, objects, NetworkTls(context), clock, system_randomness(), registry),
+        World(records, objects, NetworkTls(context), clock, system_randomness(), registry, metrics),
         ControllerConfig(
             identity=settings.identity,
             endpoint=f"http://{settings.address}:{settings.port('internal', INTERNAL_PORT)}",
             namespace=settings.config.namespace,
             region=settings.config.region,
             preemption=policy_of(settings.config.scheduling),
+            switches=Switches(scaling.replicas, scaling.growth, scaling.shrink),
         ),
         hold=hold_on_thread,
     )
@@ -115,6 +120,8 @@ async def serve(settings: RoleSettings) -> None:
             await listener.close()
         objects.close()
         await registry.close()
+        if metrics is not None:
+            await metrics.close()
         await records.close()
 
 

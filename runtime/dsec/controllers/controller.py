@@ -15,6 +15,7 @@ from dsec.api.internal import CreatesCall, DumpCall, EndCall, EndOutcome
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.keyed import CallInvalidError
+from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.term import Term, World
 from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
@@ -43,6 +44,7 @@ class ControllerConfig:
     region: str = "local"
     exit_on_loss: bool = True
     preemption: PreemptionPolicy = field(default_factory=PreemptionPolicy)
+    switches: Switches = field(default_factory=Switches)
 
 
 class Controller:
@@ -172,7 +174,9 @@ class Controller:
             boot_id=f"epoch-{epoch}",
             region=self._config.region,
         )
-        self.term = Term(self._world, bind_log, history, self._config.preemption)
+        self.term = Term(
+            self._world, bind_log, history, self._config.preemption, self._config.switches
+        )
         log.info("term begins", epoch=epoch, live=sum(1 for _ in bind_log.state.live()))
         serving = asyncio.ensure_future(self.term.run())
         writing = asyncio.ensure_future(history.run())

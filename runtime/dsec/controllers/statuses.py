@@ -86,6 +86,8 @@ def status_of(
         ended=sum(count.count for role in roles for count in role.ended),
         pending_reasons=_pending(facts),
         overrides=list(facts.overrides),
+        # the scaler writes it, and everything else of the status is made anew here
+        scaling=old.scaling,
         stages=_stages(experiment, facts, now),
         examples=_examples(facts),
         results=results_prefix(experiment.metadata.namespace, experiment.metadata.name),

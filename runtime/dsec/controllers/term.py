@@ -23,7 +23,9 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.nodes import NodePools, Nodes
+from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
+from dsec.controllers.scaling_signals import ScalingSignals
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -34,6 +36,7 @@ from dsec.placement.plans import PreemptionPolicy
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness, until
+from dsec.world.metrics import MetricSource
 from dsec.world.network import Network
 from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import Records
@@ -51,7 +54,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the control plane reaches the outside with; no registry: images keep their tags."""
+    """What the control plane reaches the outside with.
+
+    No registry: images keep their tags. No metrics: scalers see queues, counts and ends only.
+    """
 
     records: Records
     objects: ObjectStore
@@ -59,6 +65,7 @@ class World:
     clock: Clock
     randomness: Randomness
     registry: Registry | None = None
+    metrics: MetricSource | None = None
 
 
 class Term:
@@ -70,6 +77,7 @@ class Term:
         bind_log: BindLog,
         history: HistoryWriter,
         preemption: PreemptionPolicy,
+        switches: Switches,
     ) -> None:
         clock = world.clock
         self.world = world
@@ -169,6 +177,18 @@ class Term:
         }
         for kind, queue in self.queues.items():
             self.caches[kind].listen(queue.add)
+        scaler = ReplicaScaler(
+            world.records,
+            self.caches["Experiment"],
+            bind_log.state,
+            ScalingSignals(world.objects, clock, world.metrics),
+            history,
+            clock,
+            self._quota_room,
+            switches,
+        )
+        self.scaling = WorkQueue("scaling", scaler.reconcile, clock, workers=4)
+        self.caches["Experiment"].listen(self.scaling.add)
         self.caches["Namespace"].listen(lambda _: self._all("Tenant", "Experiment"))
         self.caches["Tenant"].listen(lambda _: self._all("Experiment"))
         self.caches["SandboxNode"].listen(lambda _: self._all("SandboxNodePool"))
@@ -180,6 +200,7 @@ class Term:
         tasks = [
             *(cache.run() for cache in self.caches.values()),
             *(self._reconcile(kind) for kind in self.queues),
+            self._scale(),
             self._place(),
             self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
@@ -262,10 +283,30 @@ class Term:
         """Serve a queue once all kinds are known: half a view would be written as a verdict."""
         await self._synced()
         if kind == "Experiment":
-            left = until(self.world.clock, HEAR_SECONDS)
-            while left() > 0 and not (self.fleet.members and self.fleet.heard()):
-                await self.world.clock.sleep(0.1)
+            await self._heard()
         await self.queues[kind].run()
+
+    async def _scale(self) -> None:
+        """Look at elastic roles once agents have been heard: before that nothing seems to run."""
+        await self._synced()
+        await self._heard()
+        await self.scaling.run()
+
+    async def _heard(self) -> None:
+        left = until(self.world.clock, HEAR_SECONDS)
+        while left() > 0 and not (self.fleet.members and self.fleet.heard()):
+            await self.world.clock.sleep(0.1)
+
+    def _quota_room(self, uid: str, role: str) -> int | None:
+        """Return how many more replicas of a role its quota takes; None: no limit is known."""
+        ledger = self.placer.rounds.planner.ledger
+        for binding in self.bind_log.state.of_experiment(uid):
+            entry = ledger.entries.get(binding.id)
+            if entry is not None and binding.spec.identity.role == role:
+                room = ledger.room(entry)
+                asked = {one: entry.amounts[one] for one in room if entry.amounts.get(one)}
+                return min((room[one] // asked[one] for one in asked), default=None)
+        return None
 
     async def _place(self) -> None:
         """Place once the records are known; the agents are asked meanwhile."""

@@ -37,9 +37,9 @@ def figure(metric: str, value: float) -> str:
 # ------------------------------------------------------------------ causes
 
 
-def missing(metric: str) -> str:
-    """No value, or one that is too old."""
-    return f"{name_of(metric)} is missing or too old"
+def missing(metric: str, problem: str = "") -> str:
+    """No value, or one that is too old; `problem` says what kept it away, where that is known."""
+    return f"{name_of(metric)} is missing or too old{f' ({problem})' if problem else ''}"
 
 
 def none_runs() -> str:

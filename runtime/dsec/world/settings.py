@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from dsec.api.base import WireModel
-from dsec.api.config import SchedulingConfig
+from dsec.api.config import ScalingConfig, SchedulingConfig
 from dsec.world.s3 import S3Config
 
 CONFIG = "DSEC_ROLE_CONFIG"
@@ -57,6 +57,7 @@ class RoleConfig(WireModel):
     presets: dict[str, str] = {}
     object_store: StoreSettings = StoreSettings()
     scheduling: SchedulingConfig = SchedulingConfig()
+    scaling: ScalingConfig = ScalingConfig()
     aws_join: AwsJoinSettings | None = None
 
 

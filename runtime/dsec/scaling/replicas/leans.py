@@ -45,8 +45,10 @@ class Look:
 
 def lean_of(look: Look) -> Lean:
     """Return the wish of the role's preset. A missing metric is reason NO_DATA, and no wish."""
-    if look.rule.metric not in look.values:
-        return Lean(None, words.missing(look.rule.metric), reason=ScalingReason.NO_DATA)
+    metric = look.rule.metric
+    if metric not in look.values:
+        told = next((one.problem for one in look.state.readings if one.name == metric), "")
+        return Lean(None, words.missing(metric, told), reason=ScalingReason.NO_DATA)
     return _LEANS[look.rule.preset](look)
 
 

@@ -228,6 +228,26 @@ def test_a_limit_that_is_changed_gives_or_takes_the_difference() -> None:
     assert [e.kind.value for e in ledger.entries.values()] == ["allocate", "allocate", "return"]
 
 
+def test_old_rows_become_sums_and_are_still_known() -> None:
+    """Memory stays bounded; what is asked of the ledger does not change, nor is it booked again."""
+    ledger = Ledger()
+    one = commitment("n1", until=1800.0)
+    rows = [*committed(ledger, one, 0.0)]
+    ledger.extend(rows)
+    for turn in range(1, 9):
+        new = [
+            *committed(ledger, replace(one, run_until=900.0 * turn, revision=turn), turn * 900.0),
+            *(use("n1", at, at + 300) for at in range(turn * 900, turn * 900 + 900, 300)),
+        ]
+        rows += ledger.extend(new)
+    books = ledger.books()
+    assert ledger.forget(1e9) == len(rows) - 1  # the last promise is open
+    assert ledger.books() == books
+    assert ledger.extend(rows) == []
+    assert ledger.spent(allowance(9), Span(900, 1800), "") == usd("0.30")
+    assert ledger.append(use("n1", 8100, 8400))
+
+
 AMOUNTS = st.decimals(0, 1000, places=6, allow_nan=False, allow_infinity=False)
 
 
@@ -255,9 +275,17 @@ def test_the_rows_in_any_order_and_repeated_make_the_same_books(data: st.DataObj
             limit = allowance(str(data.draw(AMOUNTS)), path)
             new += [replace(one, id=f"x/{step}") for one in opened(ledger, limit, Span(), until)]
         rows += [json.loads(json.dumps(row_of(one))) for one in ledger.extend(new)]
+    books = ledger.books()
+    ledger.forget(data.draw(st.integers(0, 4000)))
+    assert ledger.books() == books
+    assert ledger.extend(map(entry_of, rows)) == []
+    saved = json.loads(json.dumps(ledger.checkpoint()))
+    left = [row_of(one) for one in ledger.entries.values()]
+    assert Ledger.rebuild(left, saved).books() == books
+    assert Ledger.rebuild(data.draw(st.permutations(rows)), saved).books() == books
     shuffled = data.draw(st.permutations(rows + rows[: len(rows) // 2]))
     again = Ledger.rebuild(shuffled)
-    assert again.books() == ledger.books()
+    assert again.books() == books
     for path in (TASK, RUN):
         again.extend(settled(again, path, 9e5))
         assert again.balances(path) == {}

@@ -4,6 +4,7 @@ A unit is an ISO 4217 currency or one of `gpu-hours` and `cpu-hours`. The smalle
 amount is a millionth (`MICRO`), so that a price per second of a cheap node is not rounded to none.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
@@ -21,6 +22,7 @@ Amounts = Mapping[str, Decimal]
 """Unit to amount."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
+_MICROS = 1_000_000
 _DIGITS = 60
 """Digits of intermediate results: a trillion to the millionth, squared, still fits."""
 
@@ -56,12 +58,12 @@ def unit_of(value: str, field: str = "unit") -> str:
 
 def ceil_micro(value: Fraction) -> Decimal:
     """Return the least amount of millionths that is not below."""
-    return _of(-((-value * 1_000_000).__floor__()))
+    return _of(-((-value * _MICROS).__floor__()))
 
 
 def near_micro(value: Fraction) -> Decimal:
     """Return the nearest amount of millionths; a half goes to the even one."""
-    return _of(round(value * 1_000_000))
+    return _of(round(value * _MICROS))
 
 
 def floor_micro(amount: Decimal) -> Decimal:
@@ -92,19 +94,23 @@ def divided(total: Decimal, weights: Sequence[Fraction | int | Decimal]) -> tupl
     the first part. Raises MoneyError for no parts, a negative weight and an amount that is no whole
     number of millionths.
     """
-    shares = [Fraction(one) for one in weights]
-    if not shares or min(shares) < 0:
+    ratios = [one.as_integer_ratio() for one in weights]
+    if not ratios or min(top for top, _ in ratios) < 0:
         raise MoneyError(f"weights: {list(weights)!r}; one or more, none below 0")
-    whole = Fraction(total) * 1_000_000
-    if whole.denominator != 1:
+    top, bottom = total.as_integer_ratio()
+    whole, rest = divmod(top * _MICROS, bottom)
+    if rest:
         raise MoneyError(f"total: {total} is no whole number of millionths")
+    # whole numbers from here on: fractions would be the slowest part of metering
+    common = math.lcm(*(bottom for _, bottom in ratios))
+    shares = [top * (common // bottom) for top, bottom in ratios]
     if not any(shares):
-        shares[0] = Fraction(1)
+        shares[0] = 1
     sum_of = sum(shares)
-    parts = [whole * one / sum_of for one in shares]
-    down = [one.__floor__() for one in parts]
-    left = int(whole) - sum(down)
-    order = sorted(range(len(parts)), key=lambda at: (down[at] - parts[at], at))
+    parts = [divmod(whole * one, sum_of) for one in shares]
+    down = [one for one, _ in parts]
+    left = whole - sum(down)
+    order = sorted(range(len(parts)), key=lambda at: (-parts[at][1], at))
     for at in order[:left]:
         down[at] += 1
     return tuple(_of(one) for one in down)

@@ -9,6 +9,7 @@ Offered:
     ledger.open() -> commitments               # promised, charged up to what was booked
     ledger.charged_until(source)               # where metering of a source goes on
     ledger.books()                             # all sums: equal books are equal ledgers
+    ledger.forget(before), ledger.checkpoint() # old rows become sums, so that memory stays bounded
 
 The state is the sum of the entries and nothing else, so the rows rebuild it exactly after a crash,
 whatever order they are read in. Consumption is booked by adjoining intervals per source: one that
@@ -21,9 +22,10 @@ from decimal import Decimal
 from typing import Any
 
 from dsec.cost.amounts import ZERO, MoneyError
-from dsec.cost.budgets import POOL, Allowance, ancestors
+from dsec.cost.budgets import Allowance, ancestors
 from dsec.cost.commitments import Commitment
 from dsec.cost.entries import QUARTER, Entry, EntryKind, entry_of
+from dsec.cost.folding import Folded, spending
 from dsec.cost.periods import ALL_TIME, Span
 
 _DAY = 96
@@ -75,14 +77,20 @@ class Ledger:
         self._charged: dict[str, float] = {}
         self._promised: dict[str, dict[int, Commitment]] = {}
         self._released: set[tuple[str, int]] = set()
+        self._folded = Folded()
 
     @classmethod
-    def rebuild(cls, rows: Iterable[Mapping[str, Any]]) -> "Ledger":
+    def rebuild(
+        cls, rows: Iterable[Mapping[str, Any]], checkpoint: Mapping[str, Any] | None = None
+    ) -> "Ledger":
         """Return the ledger of rows. They are facts: what overlaps is summed, not refused.
 
-        Raises MoneyError for a malformed row, and for one id with two contents.
+        Rows that a checkpoint contains may be there or not. Raises MoneyError for a malformed row,
+        and for one id with two contents.
         """
         ledger = cls()
+        if checkpoint is not None:
+            ledger._load(Folded.of(checkpoint))
         for row in rows:
             entry = entry_of(row)
             if ledger._is_new(entry):
@@ -103,10 +111,9 @@ class Ledger:
         others. Raises MoneyError as `append`; then nothing of this call is booked.
         """
         new = [one for one in entries if self._is_new(one)]
-        floor = dict(self._charged)
         for one in new:
             if one.kind is EntryKind.CONSUME and one.since is not None:
-                charged = floor.get(one.source)
+                charged = self._charged.get(one.source)
                 if charged is not None and one.since < charged:
                     raise MoneyError(
                         f"{one.id}: use of {one.source} from {one.since:.0f} is booked already up "
@@ -178,10 +185,50 @@ class Ledger:
             "open": self.open(),
         }
 
+    def forget(self, before: float) -> int:
+        """Fold old entries into sums; returns how many. Nothing that is asked of them changes.
+
+        Use that ended before, and promises that were released before. Reports about that time need
+        the stored rows. What is folded is still known: booking it again books nothing.
+        """
+        old = [
+            one
+            for one in self.entries.values()
+            if (one.kind is EntryKind.CONSUME and (one.until or 0.0) <= before)
+            or (
+                one.commitment is not None
+                and one.at <= before
+                and (one.commitment.id, one.commitment.revision) in self._released
+            )
+        ]
+        for one in old:
+            del self.entries[one.id]
+            self._folded.add(one)
+            if one.commitment is not None:
+                self._promised.get(one.source, {}).pop(one.commitment.revision, None)
+                self._released.discard((one.source, one.commitment.revision))
+        return len(old)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what was folded as JSON data, for `rebuild` with the rows of what is left."""
+        return self._folded.plain()
+
+    def _load(self, folded: Folded) -> None:
+        self._folded = folded
+        for path, units in folded.spent.items():
+            for (unit, region), quarters in units.items():
+                sums = self._spent.setdefault((path, unit, region), _Sums())
+                for quarter, amount in quarters.items():
+                    sums.add(quarter * QUARTER, amount)
+        for path, balance in folded.balance.items():
+            for unit, amount in balance.items():
+                self._move(path, unit, amount)
+        self._charged.update(folded.charged)
+
     def _is_new(self, entry: Entry) -> bool:
         known = self.entries.get(entry.id)
         if known is None:
-            return True
+            return not self._folded.holds(entry)
         if replace(known, at=entry.at) != entry:
             raise MoneyError(f"{entry.id}: is booked with another content; an id is for one entry")
         return False
@@ -207,15 +254,10 @@ class Ledger:
             self._released.add((commitment.id, commitment.revision))
 
     def _consume(self, entry: Entry) -> None:
-        since = entry.since or 0.0
         until = entry.until or 0.0
         self._charged[entry.source] = max(self._charged.get(entry.source, until), until)
-        paths = [*ancestors(entry.path), *([POOL + entry.pool] if entry.pool else [])]
-        for unit, amount in entry.amounts.items():
-            for path in paths:
-                for region in {"", entry.region}:
-                    key = (path, unit, region)
-                    self._spent.setdefault(key, _Sums()).add(since, amount)
+        for path, unit, region, amount in spending(entry):
+            self._spent.setdefault((path, unit, region), _Sums()).add(entry.since or 0.0, amount)
 
     def _move(self, path: str, unit: str, amount: Decimal) -> None:
         held = self._balance.setdefault(path, {})

@@ -18,6 +18,7 @@ from dsec.api.meta import (
     Replace,
     Word,
 )
+from dsec.api.power import PowerControl
 from dsec.api.scaling import PoolScaling
 from dsec.api.tenant import Amounts
 from dsec.api.wire import NodeInventory, Usage
@@ -114,6 +115,9 @@ class SandboxNodeSpec(WireModel):
     pool: Replace[DnsName | None] = Field(default=None, description="Pool that it belongs to.")
     labels: Live[Labels] = Field(default={}, description="Labels that placement matches.")
     unschedulable: Live[bool] = Field(default=False, description="Takes no new sandboxes.")
+    power: Live[PowerControl | None] = Field(
+        default=None, description="How it is switched; unset: by hand, so it is always on."
+    )
 
 
 class SandboxNodeStatus(WireModel):

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from dsec.providers.provider import Holdings, Phase, ProviderNode
 
+OWNED = "owned"
+
 
 class Verdict(StrEnum):
     """What becomes of a thing."""
@@ -84,6 +86,8 @@ def reconcile(
 ) -> tuple[Finding, ...]:
     """Return what to do, the same for the same input; `now` in UTC seconds.
 
+    Own machines cost the same on and off, and somebody may use them by hand: none is ended here.
+
     `recorded` is by token; `joined` are names of nodes that have registered. An incomplete list is
     as good as a complete one: nothing is concluded from what is not in it.
     """
@@ -139,7 +143,7 @@ def _judge(
         ),
     )
     for holds, why, words in wrong:
-        if holds:
+        if holds and node.market != OWNED:
             return _end(node, why, words)
     if purchase is None or node.id in purchase.known:
         return None
@@ -151,7 +155,7 @@ def _surplus(nodes: list[ProviderNode], recorded: Mapping[str, Recorded]) -> lis
     """Return an end for each node that a purchase has brought beyond its count, newest first."""
     by_token: dict[str, list[ProviderNode]] = defaultdict(list)
     for node in nodes:
-        if node.token in recorded:
+        if node.token in recorded and node.market != OWNED:
             by_token[node.token].append(node)
     found = []
     for token, members in by_token.items():

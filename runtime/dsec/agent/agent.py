@@ -433,7 +433,7 @@ class Agent:
         row = rows.row_of(entry, self.boot_id, self.spool.next_seq(), self.clock.now())
         self.spool.append({"row": row, "put": rows.dump_entry(entry, with_spec=first)})
         self._ship.set()
-        self.feed.notify()
+        self.feed.notify(entry.status.state)
         rows.log(entry)
 
     def _row(self, kind: str, body: dict[str, Any]) -> None:

@@ -96,13 +96,17 @@ class Core:
         """Drop one cause. Idempotent."""
         self._refusals.pop(cause, None)
 
+    def follows(self, since: int) -> bool:
+        """Return whether a change number is of now: what came after it is all there is to tell."""
+        return self._floor <= since <= self.seq
+
     def changes(self, since: int) -> tuple[bool, list[Entry]]:
         """Return (full, entries) after a change number, oldest change first.
 
         Full: the number is from before a restart or before something was forgotten, so the list
         is all that lives or is not acknowledged yet.
         """
-        if not self._floor <= since <= self.seq:
+        if not self.follows(since):
             return True, [e for e in self._entries.values() if e.live or not e.acknowledged]
         fresh: list[Entry] = []
         for entry in reversed(self._entries.values()):

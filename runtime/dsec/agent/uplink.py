@@ -26,7 +26,7 @@ FIRST_DELAY, LAST_DELAY = 0.2, 30.0
 """Seconds before the second try, and at most between two: a new gateway is found within these."""
 BATCH_ROWS = 500
 """Rows in one push: a few hundred kilobytes."""
-SHIP_SECONDS = 0.2
+SHIP_SECONDS = 1.0
 """Rows gather this long before they are shipped: one call, and one object, for many."""
 QUIET_TRIES = 3
 """Refusals in a row before they are logged: a gateway may learn late that the node exists."""

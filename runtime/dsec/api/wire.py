@@ -223,6 +223,8 @@ class KeyedCreate(WireModel):
     @classmethod
     def _bounded(cls, resources: Resources) -> Resources:
         """Refuse figures that records could not hold; whoever computes with them may overflow."""
+        if max(one for one in vars(resources).values() if isinstance(one, int)) <= MAX_INT:
+            return resources
         for name, field in Resources.model_fields.items():
             amount = getattr(resources, name)
             if isinstance(amount, int) and amount > MAX_INT:

@@ -107,10 +107,12 @@ class SandboxVerbs(Caller):
         return answers
 
     async def _create_once(self, creates: Creates) -> Answers:
+        batch = checked(CreateBatch, creates=creates)
+        body = batch.model_dump_json(by_alias=True, exclude_none=True)
         response = await self._transport.call(
             "POST",
             self._at("sandboxes"),
-            json=checked(CreateBatch, creates=creates).wire(),
+            content=body.encode(),
             repeatable=True,  # every create has its key
             keys=[create.key for create in creates],
         )

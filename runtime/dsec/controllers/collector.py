@@ -73,22 +73,21 @@ class Collector:
         ended: list[SandboxStatus] = []
         finished: list[str] = []
         moved: list[Binding] = []
-        present = [status.identity.id for status in answer.sandboxes]
         for status in answer.sandboxes:
             sandbox = status.identity.id
             binding = state.by_id.get(sandbox)
-            effective = state.effective(sandbox, node)
+            effective = binding is not None and binding.live and binding.node == node
             if status.state is SandboxState.ENDED:
                 finished.append(sandbox)
                 if effective and binding is not None:
                     ended.append(_owned(status, binding))
             elif effective and binding is not None:
-                dispatcher.confirm(node, [sandbox])
                 moved.append(binding)
             else:
                 message = "the bind log has another copy, or none"
                 dispatcher.stop(node, sandbox, EndReason.FENCED, message)
                 log.warning("fencing a copy", sandbox=sandbox, node=node)
+        dispatcher.confirm(node, [binding.id for binding in moved])
         if answer.full:
             ended += [
                 closed_status(
@@ -97,7 +96,9 @@ class Collector:
                     "the agent came back and does not know it any more",
                     self._clock,
                 )
-                for sandbox in dispatcher.lost(node, present, asked=memory.asked)
+                for sandbox in dispatcher.lost(
+                    node, (one.identity.id for one in answer.sandboxes), asked=memory.asked
+                )
             ]
         await self.end(ended)
         if finished:

@@ -9,6 +9,7 @@ of callers, who repeat them by key.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import structlog
 
@@ -39,6 +40,8 @@ SETTLE_SECONDS = 5.0
 RETRY_AFTER = 1.0
 AVOID_SECONDS = 5.0
 """A node whose agent refused a request is not asked for it again for this long."""
+ROUND = 500
+"""Keyed creates in one round: the agents of one take theirs while the next is decided on."""
 TELL_SECONDS = 60.0
 """Least time between two history rows about why one replica waits."""
 TICK_SECONDS = 5.0
@@ -120,7 +123,8 @@ class Placer:
         await done
         fresh = [want.id for want in wants if want.id in self._log.state.by_id]
         await self._dispatcher.settle(fresh, SETTLE_SECONDS)
-        return [self._answer(want) for want in wants]
+        answers = cache(self._fleet.answers)
+        return [self._answer(want, answers) for want in wants]
 
     def demand(self, uid: str, candidates: list[Binding]) -> None:
         """Say which replicas an experiment misses now; an empty list: none."""
@@ -195,7 +199,7 @@ class Placer:
                 submission.done.cancel()
 
     async def _round(self) -> None:
-        submissions, self._inbox = self._inbox, []
+        submissions = self._next()
         try:
             await self._give_back()
             fresh = self._fresh(submissions)
@@ -214,6 +218,19 @@ class Placer:
         for submission in submissions:
             if not submission.done.done():
                 submission.done.set_result(None)
+
+    def _next(self) -> list[_Submission]:
+        """Take whole submissions of about ROUND creates; what is left has the next round."""
+        creates = 0
+        for number, submission in enumerate(self._inbox):
+            creates += len(submission.wants)
+            if creates >= ROUND:
+                taken, self._inbox = self._inbox[: number + 1], self._inbox[number + 1 :]
+                if self._inbox:
+                    self._wake.set()
+                return taken
+        taken, self._inbox = self._inbox, []
+        return taken
 
     async def _give_back(self) -> None:
         """Make what agents refused wait again."""
@@ -356,34 +373,40 @@ class Placer:
 
     # ------------------------------------------------------------------ answers
 
-    def _answer(self, want: Binding) -> KeyedAnswer:
+    def _answer(self, want: Binding, answers: Callable[[str], bool]) -> KeyedAnswer:
+        """Return what became of a want. `answers(node)`: whether it has been heard of lately."""
         binding = self._log.state.key(want.tenant, want.key)
         if binding is None:
             return KeyedAnswer(key=want.key, outcome="unknown", retry_after_seconds=RETRY_AFTER)
         if binding.body_hash != want.body_hash:
             message = f"the key belongs to sandbox {binding.id}, which was asked for differently"
             return KeyedAnswer(key=want.key, outcome="conflict", id=binding.id, message=message)
-        answer = KeyedAnswer(key=want.key, outcome="exists", id=binding.id, node=binding.node)
+        node, outcome, message = binding.node, "exists", ""
+        state: SandboxState | None = None
+        again: float | None = None
         if not binding.live:
-            answer.state = SandboxState.ENDED
-            answer.message = f"ended: {binding.reason.value if binding.reason else 'unknown'}"
-        elif not binding.node:
+            state = SandboxState.ENDED
+            message = f"ended: {binding.reason.value if binding.reason else 'unknown'}"
+        elif not node:
             waits = self._why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
-            answer.outcome, answer.state = "pending", SandboxState.PENDING
-            answer.message = explain(waits)
-        elif not self._reachable(binding):
-            answer.outcome, answer.retry_after_seconds = "unknown", RETRY_AFTER
-            answer.message = f"node {binding.node} is silent; ask again with the same key"
+            outcome, state, message = "pending", SandboxState.PENDING, explain(waits)
+        elif not (self._dispatcher.confirmed(binding.id, node) and answers(node)):
+            outcome, again = "unknown", RETRY_AFTER
+            message = f"node {node} is silent; ask again with the same key"
         else:
-            status = self._fleet.status(binding.id, binding.node)
-            answer.state = status.state if status else SandboxState.BOUND
+            status = self._fleet.status(binding.id, node)
+            state = status.state if status else SandboxState.BOUND
             if binding.id == want.id:
-                answer.outcome = "bound"
-        return answer
-
-    def _reachable(self, binding: Binding) -> bool:
-        known = self._dispatcher.confirmed(binding.id, binding.node)
-        return known and self._fleet.answers(binding.node)
+                outcome = "bound"
+        return KeyedAnswer(
+            key=want.key,
+            outcome=outcome,
+            id=binding.id,
+            node=node,
+            state=state,
+            message=message,
+            retry_after_seconds=again,
+        )
 
 
 def _id(row: Row) -> str:

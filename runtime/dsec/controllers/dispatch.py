@@ -85,9 +85,10 @@ class Dispatcher:
     def confirm(self, node: str, ids: Iterable[str]) -> None:
         """Take note that an agent has these sandboxes."""
         now = self._clock.monotonic()
+        known = self._confirmed
         for sandbox in ids:
-            if not self.confirmed(sandbox, node):
-                self._confirmed[sandbox] = (node, now)
+            if (seen := known.get(sandbox)) is None or seen[0] != node:
+                known[sandbox] = (node, now)
 
     def confirmed(self, sandbox: str, node: str) -> bool:
         """Return whether that node's agent is known to have a sandbox."""
@@ -135,19 +136,21 @@ class Dispatcher:
 
     async def settle(self, ids: Iterable[str], seconds: float) -> None:
         """Wait until each of these is confirmed, ended or without a node, at most so long."""
-        open_ids = set(ids)
+        left = list(ids)
 
         def settled() -> bool:
-            for sandbox in list(open_ids):
-                binding = self._state.by_id.get(sandbox)
+            # all have to be: one that is not is asked about first the next time
+            while left:
+                binding = self._state.by_id.get(left[-1])
                 if (
-                    binding is None
-                    or not binding.live
-                    or not binding.node
-                    or self.confirmed(sandbox, binding.node)
+                    binding is not None
+                    and binding.live
+                    and binding.node
+                    and not self.confirmed(binding.id, binding.node)
                 ):
-                    open_ids.discard(sandbox)
-            return not open_ids
+                    return False
+                left.pop()
+            return True
 
         await self._until(settled, seconds)
 
@@ -220,10 +223,9 @@ class Dispatcher:
             asked = {b.id for b in due}
             answers = await watch.client.create(self._epoch, [b.spec for b in due])
             answers = [answer for answer in answers if answer.id in asked]
+            self.confirm(node, [answer.id for answer in answers if answer.accepted])
             for answer in answers:
-                if answer.accepted:
-                    self.confirm(node, [answer.id])
-                else:
+                if not answer.accepted:
                     self._on_refused(answer.id, node, answer.reason)
             await self._tell()
             # refused ones are moved by the placer; asking again at once would only spin
@@ -309,10 +311,11 @@ class Dispatcher:
 
 def _size(spec: SandboxSpec) -> int:
     """Return the bytes of a spec in a call: the most it can have, or exactly where that is much."""
-    texts = [*spec.command, *spec.env, *spec.env.values(), *(one.path for one in spec.mounts)]
-    texts += [spec.image, spec.workdir, spec.user, spec.item or "", spec.stdin or ""]
+    texts = [spec.image, spec.workdir, spec.user, *spec.command, *spec.env, *spec.env.values()]
+    texts += [one.path for one in spec.mounts]
+    characters = sum(map(len, texts)) + len(spec.item or "") + len(spec.stdin or "")
     # JSON writes some characters as six; names and marks of a list's elements are fewer than 128
-    most = SMALL_BYTES + 128 * len(texts) + 6 * sum(map(len, texts))
+    most = SMALL_BYTES + 128 * len(texts) + 6 * characters
     if most <= 4 * SMALL_BYTES:
         return most
     return len(spec.model_dump_json(by_alias=True, exclude_none=True).encode())

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
-
-from ulid import ULID
 
 from dsec.api.documents.resolve import mirrored
 from dsec.api.reasons import EndReason
@@ -17,15 +15,23 @@ from dsec.world.clock import Clock, Randomness
 from dsec.world.registry import ImageUnknownError
 
 WORKSPACE = "/workspace"
+NOBODY = f"sb-{'0' * 26}"
+"""The sandbox of a binding that stands for many."""
 SIMULATED_LABEL = "dsec.dev/simulated"
 """What asks for this label with the value "true" runs on simulated nodes only."""
+
+
+_LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
+_DIGITS = [first + second for first in _LETTERS for second in _LETTERS]
+"""Two letters of an id at once, by ten bits of its number."""
 
 
 def new_id(clock: Clock, randomness: Randomness) -> str:
     """Return a fresh sandbox id; sorts by time of creation."""
     milliseconds = int(clock.now().timestamp() * 1000)
     raw = milliseconds.to_bytes(6, "big") + randomness.randbytes(10)
-    return f"sb-{str(ULID.from_bytes(raw)).lower()}"
+    number = int.from_bytes(raw, "big")
+    return "sb-" + "".join([_DIGITS[number >> at & 1023] for at in range(120, -1, -10)])
 
 
 def keyed_binding(
@@ -43,38 +49,60 @@ def keyed_binding(
 
     `image` is what the sandbox uses; a repeat of the key is known by what was asked.
     """
-    spec = SandboxSpec(
-        identity=Identity(id=sandbox, tenant=tenant, project=project, correlation_id=correlation),
-        image=image,
-        command=create.command,
-        env=create.env,
-        isolation=create.isolation,
-        resources=create.resources,
-        mounts=[Mount(path=WORKSPACE)],
-        stdin=create.stdin,
-        item=create.item,
-        max_run_seconds=create.max_run_seconds,
-        devices=[],
-    )
-    asked = create.labels.get(SIMULATED_LABEL)
-    return Binding(
-        tenant=tenant,
-        key=create.key,
-        body_hash=_digest(project, create.model_dump_json(exclude={"key"})),
-        id=sandbox,
-        spec=spec,
-        at=now,
-        needs=Needs(
-            pools=list(rights.pools),
-            gpu_model=create.labels.get("gpu-type", ""),
-            simulated=asked == "true",
-        ),
+    body = create.model_dump_json(exclude={"key"})
+    where = (project, tenant, image, tuple(rights.pools))
+    alone = create.item is not None or create.stdin is not None
+    made = _made(create, body, *where) if alone else _again(body, *where)
+    identity = made.spec.identity.model_copy(update={"id": sandbox, "correlation_id": correlation})
+    return made.model_copy(
+        update={
+            "key": create.key,
+            "id": sandbox,
+            "spec": made.spec.model_copy(update={"identity": identity}),
+            "at": now,
+        }
     )
 
 
 @lru_cache(maxsize=256)
+def _again(body: str, project: str, tenant: str, image: str, pools: tuple[str, ...]) -> Binding:
+    """Return `_made` of what is likely to be asked for again, as all of a batch."""
+    create = KeyedCreate.model_validate({"key": NOBODY, **json.loads(body)})
+    return _made(create, body, project, tenant, image, pools)
+
+
+def _made(  # noqa: PLR0917 - what makes a binding what it is
+    create: KeyedCreate, body: str, project: str, tenant: str, image: str, pools: tuple[str, ...]
+) -> Binding:
+    """Return a binding of all that a create asks for, of no sandbox yet."""
+    return Binding(
+        tenant=tenant,
+        key=create.key,
+        body_hash=_digest(project, body),
+        id=NOBODY,
+        spec=SandboxSpec(
+            identity=Identity(id=NOBODY, tenant=tenant, project=project),
+            image=image,
+            command=create.command,
+            env=create.env,
+            isolation=create.isolation,
+            resources=create.resources,
+            mounts=[Mount(path=WORKSPACE)],
+            stdin=create.stdin,
+            item=create.item,
+            max_run_seconds=create.max_run_seconds,
+        ),
+        at=datetime.min.replace(tzinfo=UTC),
+        needs=Needs(
+            pools=list(pools),
+            gpu_model=create.labels.get("gpu-type", ""),
+            simulated=create.labels.get(SIMULATED_LABEL) == "true",
+        ),
+    )
+
+
 def _digest(project: str, create: str) -> str:
-    """Return what a repeat of a key must have asked again; a batch asks the same many times."""
+    """Return what a repeat of a key must have asked again."""
     body = {"project": project, **json.loads(create)}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 

@@ -366,6 +366,10 @@ async def test_wrong_purchases_are_refused_in_words(world: World, make: Make) ->
         assert answer.failure is not None
         assert answer.failure.kind is FailureKind.REFUSED
         assert word in answer.failure.words
+    long = make(labels={f"l{n}": "x" * 200 for n in range(100)})
+    answer = await long.buy(Buy(Offer(), 1, "t"), epoch=1, run_until=T0)
+    assert answer.failure is not None
+    assert "user data of pool burst" in answer.failure.words
     assert world.count("RunInstances") == 0
 
 

@@ -190,6 +190,11 @@ class AwsProvider:
             settings.installation, purchase, epoch=epoch, run_until=run_until, extra=pool.tags
         )
         try:
+            user_data = render(settings, pool, purchase.offering, run_until)
+        except ValueError as problem:
+            failure = Failure(FailureKind.REFUSED, Scope.OFFERING, "settings", str(problem))
+            return BuyAnswer(purchase.token, purchase.count, failure=failure)
+        try:
             parameters = run_parameters(
                 pool,
                 purchase,
@@ -197,7 +202,7 @@ class AwsProvider:
                 count=count,
                 token=client_token(settings.installation, purchase.token),
                 tags=tags,
-                user_data=render(settings, pool, purchase.offering, run_until),
+                user_data=user_data,
             )
             launched = await self._calls.call("ec2", "run_instances", **parameters)
         except CloudError as error:

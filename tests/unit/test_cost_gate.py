@@ -129,11 +129,10 @@ def test_budgets_of_others_are_not_asked() -> None:
 
 
 def test_hours_are_limits_as_money_is() -> None:
-    """A node of eight GPUs for half an hour and five minutes: 4.67 GPU-hours."""
-    want = replace(commitment(until=1800.0), rates={"USD": usd(11), "gpu-hours": usd(8)})
-    enough = allowance("4.666667", unit="gpu-hours")
-    short = allowance("4.6", unit="gpu-hours")
-    # a lease is 1,800 s here, below ten wind-downs: the wish is the most that is needed
+    """A node of eight GPUs for 50 minutes and five to end: 7.33 GPU-hours."""
+    want = replace(commitment(), rates={"USD": usd(11), "gpu-hours": usd(8)})
+    enough = allowance("7.333335", unit="gpu-hours")
+    short = allowance("7.33", unit="gpu-hours")
     assert may_commit(state([enough]), want, 0.0).width == 1
     assert may_commit(state([short]), want, 0.0).width == 0
 

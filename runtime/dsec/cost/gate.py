@@ -65,7 +65,7 @@ class Verdict:
     asked: int
     width: int
     run_until: float
-    """For each of `width`; not above what was wanted."""
+    """For each of `width`."""
     refused_by: str = ""
     """Name of the budget that refuses first; empty: nothing was refused."""
     path: str = ""
@@ -188,11 +188,14 @@ def may_commit(
 ) -> Verdict:
     """Say how many of `count` equal commitments every budget covers, and until when each.
 
-    `want` describes one, its `run_until` the most that is wanted (`first_until`). It gets at least
-    `least_until`, or none is allowed. Rates are what is compared, so a discount that may end is no
-    discount. Where all of them fit but not for the whole time, the time is cut and not the number.
+    `want` describes one, its `run_until` what is wanted (`first_until`). Each gets at least
+    `least_until`, also where a lease is shorter, or is not allowed: what runs answers for its whole
+    least life, so that asking one by one comes to no more than asking at once. Rates are what is
+    compared, so a discount that may end is no discount. Where all of them fit but not for the whole
+    time, the time is cut and not the number.
     """
-    most, least = want.run_until, min(want.run_until, least_until(want, now, rules))
+    least = least_until(want, now, rules)
+    most = max(want.run_until, least)
     none = Verdict(count, 0, now)
     width, until = count, most
     blame: tuple[Standing, Blocked] | None = None
@@ -222,7 +225,7 @@ def may_commit(
             each,
         )
         until = until if end is None else min(until, end)
-    return _verdict(want, state, Verdict(count, width, max(until, least)), blame)
+    return _verdict(want, state, Verdict(count, width, until), blame)
 
 
 def first_until(commitment_id: str, now: float, rules: LeaseRules = LeaseRules()) -> float:
@@ -247,33 +250,57 @@ def run_until(
     due = held.run_until - now < rules.renew_below * rules.length
     if not due:
         return Renewal(held.run_until, due=False, extended=False)
-    rest = state.minus(commitment_id)
-    until = now + rules.length * _spread(commitment_id, rules)
-    blame: tuple[Standing, Blocked] | None = None
-    since = held.started if held.charged_until is None else held.charged_until
-    for standing in rest.on(held):
-        blocked = _refusal(standing, held, RENEWS)
-        room = rest.room(standing)
-        if blocked is not None:
-            until, blame = held.run_until, (standing, blocked)
-            break
-        if room is None:
-            continue
-        begin = since
-        if standing.span.start is not None and standing.span.end is not None:
-            begin = max(begin, standing.span.start)
-        end = furthest(
-            terms(held, standing.allowance), begin, held.wind_down_seconds, standing.span, room
-        )
-        if end is not None and end < until:
-            until, blame = end, (standing, Blocked.AMOUNT)
+    want = now + rules.length * _spread(commitment_id, rules)
+    until, blame = _covered(state, held, want)
     extended = until - held.run_until >= rules.step
     until = until if extended else held.run_until
     if blame is None:
         return Renewal(until, due=True, extended=extended)
     standing, why = blame
-    words = refusal_words(standing, held, rest.room(standing), why.value, until=until)
+    words = refusal_words(standing, held, _beside(state, held, standing), why.value, until=until)
     return Renewal(until, True, extended, standing.name, standing.allowance.path, why, words)
+
+
+def covered_until(state: BudgetState, commitment_id: str, until: float) -> float:
+    """Return how far every budget covers a running commitment, at most `until`.
+
+    Not above its own run-until: it cannot be extended. Raises KeyError for one that is unknown.
+    """
+    return _covered(state, state.commitments[commitment_id], until)[0]
+
+
+def _covered(
+    state: BudgetState, held: Commitment, until: float
+) -> tuple[float, tuple[Standing, Blocked] | None]:
+    """Return how far a commitment may go, and what stops it short of `until`."""
+    blame: tuple[Standing, Blocked] | None = None
+    since = held.started if held.charged_until is None else held.charged_until
+    for standing in state.on(held):
+        blocked = _refusal(standing, held, RENEWS)
+        if blocked is not None:
+            return held.run_until, (standing, blocked)
+        room = _beside(state, held, standing)
+        if room is None:
+            continue
+        begin = since
+        if standing.span.start is not None and standing.span.end is not None:
+            begin = max(begin, standing.span.start)
+        found = terms(held, standing.allowance)
+        end = furthest(found, begin, held.wind_down_seconds, standing.span, room)
+        if end is not None and end < until:
+            until, blame = end, (standing, Blocked.AMOUNT)
+    return until, blame
+
+
+def _beside(
+    state: BudgetState, held: Commitment, standing: Standing
+) -> tuple[Decimal, Decimal] | None:
+    """Return what a budget has left when a commitment that it counts is taken out."""
+    room = state.room(standing)
+    if room is None:
+        return None
+    now, later = promised(held, standing.allowance, standing.span)
+    return room[0] + now, room[1] + later
 
 
 def renewals(

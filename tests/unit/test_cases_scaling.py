@@ -217,6 +217,9 @@ def test_a_region_that_takes_nodes_back_is_left_for_another() -> None:
     state = replace(state, backoffs=taken_back((), SPOT, NOW))
     (buy,) = planned(state).buys
     assert (buy.offering.region, buy.reason) == ("west", Why.REPLACEMENT)
+    alone = replace(state, offerings=(SPOT, C16))
+    (buy,) = planned(alone).buys
+    assert buy.offering == SPOT, "with no other region, spot stays better than dearer nodes"
     again = taken_back(taken_back((), SPOT, NOW), SPOT, NOW + 200)
     assert again[0].until == NOW + 200 + 360
     assert succeeded(again, SPOT) == again, "a node that came is no proof that it will stay"

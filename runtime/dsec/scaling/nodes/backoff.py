@@ -83,14 +83,31 @@ def taken_back(backoffs: Sequence[Backoff], offering: Offering, now: float) -> t
 def allowance(state: FleetState, offering: Offering) -> tuple[int | None, str]:
     """Return how many nodes may be tried now (None: any number), and the key that says so."""
     found: tuple[int | None, str] = (None, "")
-    for key in keys_of(offering).values():
+    for scope, key in keys_of(offering).items():
         held = next((one for one in state.backoffs if one.key == key), None)
         if held is None:
+            continue
+        if scope == REGION:
+            # nodes still come there: it is left for another region, not for dearer nodes
+            if state.now < held.until and _elsewhere(state, offering):
+                return 0, key
             continue
         if state.now < held.until or _probing(state, held):
             return 0, key
         found = (1, key)
     return found
+
+
+def _elsewhere(state: FleetState, offering: Offering) -> bool:
+    """Return whether a like offering is in a region that has not taken nodes back lately."""
+    left = {one.key for one in state.backoffs if state.now < one.until}
+    return any(
+        one.market is offering.market
+        and one.region != offering.region
+        and bool(one.node.devices) is bool(offering.node.devices)
+        and keys_of(one)[REGION] not in left
+        for one in state.offerings
+    )
 
 
 def _probing(state: FleetState, held: Backoff) -> bool:

@@ -40,7 +40,7 @@ from placement_make import gpu, request
 OWNED = offering("own", 16, 64, price="0.5", market=Market.OWNED, limit=10)
 CLOUD = offering("c16", 16, 64, price="1")
 SPOT = offering("c16", 16, 64, price="0.4", market=Market.SPOT)
-HELD = PoolMemory("owned", backlog_since=NOW - 61)
+HELD = PoolMemory("owned", backlog_since=NOW - 10)
 
 
 # -- ELAS: growth and shrinking by load -----------------------------------------------------------
@@ -50,7 +50,7 @@ def test_elas_14_a_backlog_held_for_its_window_grows_by_the_computed_number() ->
     """40 requests of 4 cores need 10 nodes of 16: none before the window, then all at once."""
     work = tuple(waiting(40, cores=4, gib=4, burst_wait_s=3600))
     early = FleetState(NOW, pending=work, offerings=(OWNED,))
-    early = early.remembering(PoolMemory("owned", backlog_since=NOW - 59))
+    early = early.remembering(PoolMemory("owned", backlog_since=NOW - 9))
     made = planned(early)
     assert bought(made) == {}
     assert [one.count for one in refusals(made, Why.LOAD_WINDOW)] == [40]

@@ -134,7 +134,8 @@ class NodeRules:
     calm_percent: float = 30.0
     load_window_s: float = 300.0
     """CPU above or below for so long (ELAS-14, ELAS-15)."""
-    backlog_window_s: float = 60.0
+    backlog_window_s: float = 10.0
+    """Of the preset node-load, as long as the burst wait: own machines are asked first."""
     backlog_least: int = 1
     """Requests that wait before a backlog counts."""
     use_below: float = 0.5

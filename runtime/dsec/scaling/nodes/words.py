@@ -30,13 +30,16 @@ def purchase_words(buy: Purchase) -> str:
         f"buys {nodes} of {offering.instance_type} ({offering.market.value}){where} for pool "
         f"{offering.pool} at {buy.price_per_hour:f} {offering.currency} per hour"
     )
-    covered = "1 request" if len(buy.covers) == 1 else f"{len(buy.covers)} requests"
+    one = len(buy.covers) == 1
+    covered = "1 request" if one else f"{len(buy.covers)} requests"
     tail = {
-        Why.PENDING: f"{covered} wait that no node covers",
+        Why.PENDING: f"{covered} {'waits' if one else 'wait'} that no node covers",
         Why.BUFFER: "less room is free than is kept for what comes",
         Why.MINIMUM: "the pool has fewer nodes than its least number",
         Why.LOAD: "CPU was above the threshold for its window",
-        Why.REPLACEMENT: f"the provider takes nodes back, and {covered} need a place",
+        Why.REPLACEMENT: (
+            f"the provider takes nodes back, and {covered} {'needs' if one else 'need'} a place"
+        ),
     }[buy.reason]
     region = ""
     if buy.region is not None:

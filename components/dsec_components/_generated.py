@@ -242,6 +242,10 @@ class Role(TypedDict):
     node_labels: NotRequired[pulumi.Input[dict[str, pulumi.Input[str]]]]
     """Labels that a node must carry. Change: new replicas only."""
 
+    tolerations: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Taints that a node may carry: `key`, `key=value`, or `*` for all. Change: new replicas only.
+    """
+
     items_ref: NotRequired[pulumi.Input[str]]
     """SHA-256 of an uploaded JSONL; replica i gets line i. Change: replace."""
 
@@ -567,6 +571,48 @@ class AgentSettings(TypedDict):
     """Time to the first heartbeat."""
 
 
+class Watermarks(TypedDict):
+    """How full a node may become, in percent of its CPU and memory (SCHED-03)."""
+
+    safe_percent: NotRequired[pulumi.Input[int]]
+    """Above it only low-priority or pausable work is placed."""
+
+    limit_percent: NotRequired[pulumi.Input[int]]
+    """From it on nothing is placed; at least safePercent."""
+
+
+class Topology(TypedDict):
+    """Where nodes are; a node's own labels of these names come first."""
+
+    rack: NotRequired[pulumi.Input[str]]
+    """Rack."""
+
+    zone: NotRequired[pulumi.Input[str]]
+    """Zone."""
+
+    region: NotRequired[pulumi.Input[str]]
+    """Region."""
+
+    segment: NotRequired[pulumi.Input[str]]
+    """Fast network segment (SCHED-06)."""
+
+
+class PlacementTraits(TypedDict):
+    """What placement minds about the nodes of a pool."""
+
+    watermarks: NotRequired[pulumi.Input[Watermarks]]
+    """How full they may become."""
+
+    taints: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """`key` or `key=value`; work needs a toleration of each."""
+
+    topology: NotRequired[pulumi.Input[Topology]]
+    """Where they are."""
+
+    price_micro: NotRequired[pulumi.Input[int]]
+    """Price of a node-hour in millionths of the currency; cheaper nodes come first."""
+
+
 class PoolOffering(TypedDict):
     """One make of node that the pool may get, with what it has."""
 
@@ -742,6 +788,9 @@ class SandboxNodePoolSpec(TypedDict):
 
     agent: NotRequired[pulumi.Input[AgentSettings]]
     """How its agents run. Change: new replicas only."""
+
+    placement: NotRequired[pulumi.Input[PlacementTraits]]
+    """What placement minds about its nodes. Change: live."""
 
     scaling: NotRequired[pulumi.Input[PoolScaling]]
     """How it grows and shrinks; unset: by hand. Change: live."""

@@ -24,7 +24,7 @@ from dsec.api.wire import KeyedCreate, NodeAdmission
 from dsec.controllers.app import build_app as build_internal
 from dsec.controllers.controller import Controller, ControllerConfig
 from dsec.controllers.replica_scaler import Switches
-from dsec.controllers.term import World
+from dsec.controllers.term import Movers, World
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
 from dsec.world.inprocess import Call, Fault, InProcessNetwork
@@ -200,6 +200,7 @@ class Sim:
         self.registry: SimulatedRegistry | None = None
         self.metrics = MemoryMetrics()
         self.switches = Switches()
+        self.mover: Movers | None = None
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
         self.processes: dict[str, Process] = {}
@@ -273,6 +274,7 @@ class Sim:
             self.rng,
             self.registry,
             self.metrics,
+            self.mover,
         )
         config = ControllerConfig(
             identity=name, endpoint=f"http://{name}", exit_on_loss=True, switches=self.switches

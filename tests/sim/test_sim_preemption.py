@@ -27,7 +27,10 @@ async def submit(sim: Sim, name: str, *, project: str = "lab", **asked: Any) -> 
     role = ROLE | {
         "replicas": asked.pop("replicas", 1),
         "min": asked.pop("least", 1),
-        "resources": {"cpuMilli": asked.pop("cpu", 8000), "memoryBytes": 1 << 28},
+        "resources": {
+            "cpuMilli": asked.pop("cpu", 8000),
+            "memoryBytes": asked.pop("memory", 1 << 28),
+        },
     }
     document = {
         "apiVersion": "dsec.dev/v1alpha1",

@@ -156,6 +156,9 @@ def test_a_move_that_fails_leaves_everything_as_it_was() -> None:
     compactor.end(full.view, plan.moves[0], ok=ok)
     compactor.end(full.view, plan.moves[0], ok=True)
     assert full.view.digest() == before
+    again = compactor.policy.again_after_s
+    for now, ids in ((again - 1, {"rest1"}), (again, {"rest0", "rest1"})):
+        assert {move.id for one in full.plans(compactor, now=now) for move in one.moves} == ids
 
 
 def test_only_so_many_at_once() -> None:

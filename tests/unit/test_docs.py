@@ -83,7 +83,16 @@ def test_on_call_tells_the_times_of_backfill() -> None:
         assert f" {seconds:.0f} s" in row
 
 
-@pytest.mark.parametrize("part", ["leases", "compaction"])
+def test_what_scope_says_of_moves_holds() -> None:
+    """No program makes a mover; once one does, the page has to change."""
+    assert "No program has a mover yet" in (ROOT / "docs/scope.md").read_text()
+    makes = re.compile(r"\bmover=|def move\(self, move: Move\)")
+    modules = (ROOT / "runtime/dsec").rglob("*.py")
+    found = {one.name for one in modules if makes.search(one.read_text())}
+    assert found == {"compaction.py"}, "the protocol alone"
+
+
+@pytest.mark.parametrize("part", ["leases"])
 def test_what_scope_calls_inactive_is_not_run(part: str) -> None:
     """No other module takes it; once one does, the page has to change."""
     assert f"`runtime/dsec/placement/{part}.py`" in (ROOT / "docs/scope.md").read_text()

@@ -45,6 +45,16 @@ def test_both_spellings_and_pulumi_numbers() -> None:
         ({"tenants": {"a": TENANT | {"pools": ["x"]}}}, {"tenants.a.pools[0]"}),
         ({"pools": {"gpu": {"kind": "tpu"}}}, {"pools.gpu.kind"}),
         (
+            {
+                "pools": {
+                    "a": {"placement": {"watermarks": {"safePercent": 90, "limitPercent": 80}}}
+                }
+            },
+            {"pools.a.placement.watermarks.safePercent"},
+        ),
+        ({"pools": {"a": {"placement": {"taints": ["x=y=z"]}}}}, {"pools.a.placement.taints[0]"}),
+        ({"pools": {"a": {"placement": {"priceMicro": -1}}}}, {"pools.a.placement.priceMicro"}),
+        (
             {"experiments": {"e": {"project": "nowhere"}}},
             {"experiments.e", "experiments.e.project"},
         ),

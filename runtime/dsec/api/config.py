@@ -139,8 +139,17 @@ class KindWeights(StrEnum):
     EVALUATION_FIRST = "evaluation-first"
 
 
+class CompactionTrigger(StrEnum):
+    """When paused sandboxes are moved away from full nodes (CONF-17)."""
+
+    AUTO_AT_LIMIT = "auto-at-limit"
+    """As soon as a node has reached its limit watermark."""
+    LONG_QUEUE_ONLY = "long-queue-only"
+    """It has, work of a long queue waits, and a short task has waited out its time."""
+
+
 class SchedulingConfig(Model):
-    """Queues and preemption of an installation."""
+    """Queues, preemption and compaction of an installation."""
 
     preempt_after_seconds: Annotated[float, Field(ge=0, le=1e6)] = Field(
         default=60.0, description="Wait after which work may displace consenting, softer work."
@@ -161,6 +170,13 @@ class SchedulingConfig(Model):
     )
     patient_queues: list[Word] = Field(
         default=[], max_length=64, description="Queues whose waiting work displaces nobody."
+    )
+    compaction: CompactionTrigger = Field(
+        default=CompactionTrigger.AUTO_AT_LIMIT, description="When full nodes are compacted."
+    )
+    compaction_after_seconds: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        default=300.0,
+        description="Wait of a short task after which a long queue compacts (long-queue-only).",
     )
 
 
@@ -285,6 +301,12 @@ def _across(config: PlatformConfig) -> list[Mistake]:
     found += _unknown_pools(
         config, config.scheduling.preemption_pools, "scheduling.preemptionPools"
     )
+    for pool, made in config.pools.items():
+        marks = made.placement.watermarks
+        if marks.safe_percent > marks.limit_percent:
+            path, most = f"pools.{pool}.placement.watermarks.safePercent", marks.limit_percent
+            rule = f"at most limitPercent ({most})"
+            found.append(Mistake(path, marks.safe_percent, rule, f"must be {rule}"))
     for name, one in config.experiments.items():
         path = f"experiments.{name}"
         if (one.spec is None) == (one.document is None):

@@ -245,6 +245,11 @@ class Role(WireModel):
     node_labels: NewReplicas[Labels] = Field(
         default={}, description="Labels that a node must carry."
     )
+    tolerations: NewReplicas[list[Word]] = Field(
+        default=[],
+        max_length=32,
+        description="Taints that a node may carry: `key`, `key=value`, or `*` for all.",
+    )
     items_ref: Replace[Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)] | None] = (
         Field(default=None, description="SHA-256 of an uploaded JSONL; replica i gets line i.")
     )

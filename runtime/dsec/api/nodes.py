@@ -47,6 +47,12 @@ class RecordReason(StrEnum):
     """SandboxImage Ready=Unknown: its registry does not answer, or does not let us ask."""
     NO_REGISTRY = "NoRegistry"
     """SandboxImage Ready=Unknown: this installation asks no registries; nodes use the tag."""
+    NEEDS_SNAPSHOTS = "NeedsSnapshots"
+    """SandboxNode Compacted=False: what rests could leave it, but nothing can be moved yet."""
+    MOVING = "Moving"
+    """SandboxNode Compacted=False: it is at its limit, and what rests is leaving it."""
+    NOTHING_TO_MOVE = "NothingToMove"
+    """SandboxNode Compacted=True: below its limit, or nothing that rests could leave it."""
     INVALID = "Invalid"
     """SandboxImage, SandboxNode, Tenant Ready=False: contradicts itself; the message says how."""
     TAG_CURRENT = "TagCurrent"
@@ -83,6 +89,42 @@ class AgentSettings(WireModel):
     )
 
 
+class Watermarks(WireModel):
+    """How full a node may become, in percent of its CPU and memory (SCHED-03)."""
+
+    safe_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=100, description="Above it only low-priority or pausable work is placed."
+    )
+    limit_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=100, description="From it on nothing is placed; at least safePercent."
+    )
+
+
+class Topology(WireModel):
+    """Where nodes are; a node's own labels of these names come first."""
+
+    rack: Word = Field(default="", description="Rack.")
+    zone: Word = Field(default="", description="Zone.")
+    region: Word = Field(default="", description="Region.")
+    segment: Word = Field(default="", description="Fast network segment (SCHED-06).")
+
+
+class PlacementTraits(WireModel):
+    """What placement minds about the nodes of a pool."""
+
+    watermarks: Watermarks = Field(default=Watermarks(), description="How full they may become.")
+    taints: list[Annotated[str, Field(pattern=r"^[^\s=,]+(=[^\s=,]*)?$", max_length=253)]] = Field(
+        default=[],
+        max_length=32,
+        description="`key` or `key=value`; work needs a toleration of each.",
+    )
+    topology: Topology = Field(default=Topology(), description="Where they are.")
+    price_micro: Annotated[int, Field(ge=0, le=10**12)] = Field(
+        default=0,
+        description="Price of a node-hour in millionths of the currency; cheaper nodes come first.",
+    )
+
+
 class SandboxNodePoolSpec(WireModel):
     """Nodes of one make."""
 
@@ -93,6 +135,9 @@ class SandboxNodePoolSpec(WireModel):
     )
     agent: NewReplicas[AgentSettings] = Field(
         default=AgentSettings(), description="How its agents run."
+    )
+    placement: Live[PlacementTraits] = Field(
+        default=PlacementTraits(), description="What placement minds about its nodes."
     )
     scaling: Live[PoolScaling | None] = Field(
         default=None, description="How it grows and shrinks; unset: by hand."
@@ -130,6 +175,9 @@ class SandboxNodeStatus(WireModel):
     boot_id: Word = Field(default="", description="Changes with each boot.")
     incarnation: int = Field(default=0, ge=0, description="Grows with each agent start.")
     inventory: NodeInventory | None = Field(default=None, description="What it has and can do.")
+    placement: PlacementTraits | None = Field(
+        default=None, description="What its pool says for placement; unset: none does."
+    )
     used: Usage = Field(default=Usage(), description="Sum over its live sandboxes.")
     live: Count = Field(default=0, description="Live sandboxes.")
     last_seen: datetime | None = Field(default=None, description="Last registration (UTC).")

@@ -18,7 +18,7 @@ from dsec.controllers.controller import Controller, ControllerConfig
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.metrics import build_metrics
 from dsec.controllers.replica_scaler import Switches
-from dsec.controllers.scheduling import policy_of
+from dsec.controllers.scheduling import compaction_of, policy_of
 from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
 from dsec.world import heap, logs
@@ -101,6 +101,7 @@ async def serve(settings: RoleSettings) -> None:
             region=settings.config.region,
             preemption=policy_of(settings.config.scheduling),
             switches=Switches(scaling.replicas, scaling.growth, scaling.shrink),
+            compaction=compaction_of(settings.config.scheduling),
         ),
         hold=hold_on_thread,
     )

@@ -6,8 +6,9 @@ end is kept.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 
 import structlog
 
@@ -20,6 +21,7 @@ from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.results import DIRECT, write_results
+from dsec.placement.compaction import Move
 from dsec.world.agents import NodeMemory
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore
@@ -54,8 +56,13 @@ class Collector:
         history: HistoryWriter,
         *,
         changed: Callable[[Sequence[Binding]], None],
+        moving: Mapping[str, Move] = MappingProxyType({}),
     ) -> None:
-        """`changed` is told of every binding whose state moved."""
+        """`changed` is told of every binding whose state moved.
+
+        `moving`: sandboxes on their way to another node, by id: their copy there is not fenced.
+        """
+        self._moving = moving
         self._log = bind_log
         self._objects = objects
         self._clock = clock
@@ -79,8 +86,10 @@ class Collector:
             effective = binding is not None and binding.live and binding.node == node
             if status.state is SandboxState.ENDED:
                 finished.append(sandbox)
-                if effective and binding is not None:
+                if effective and binding is not None and not _older(status, binding):
                     ended.append(_owned(status, binding))
+            elif sandbox in self._moving and self._moving[sandbox].target == node:
+                continue
             elif effective and binding is not None:
                 moved.append(binding)
             else:
@@ -200,6 +209,11 @@ def _owned(status: SandboxStatus, binding: Binding) -> SandboxStatus:
         end = end.model_copy(update={"archive": archive})
     update = {"identity": identity, "node": binding.node, "end": end}
     return status.model_copy(update=update)
+
+
+def _older(status: SandboxStatus, binding: Binding) -> bool:
+    """Return whether a copy was left before the one that counts came to the same node."""
+    return status.identity.incarnation < binding.spec.identity.incarnation
 
 
 def _experiment_of(status: SandboxStatus) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from dsec.controllers.term import Term, World
 from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
+from dsec.placement.compaction import CompactionPolicy
 from dsec.placement.dumps import DecisionDump
 from dsec.placement.plans import PreemptionPolicy
 from dsec.world.objects import ObjectStoreError
@@ -45,6 +46,7 @@ class ControllerConfig:
     exit_on_loss: bool = True
     preemption: PreemptionPolicy = field(default_factory=PreemptionPolicy)
     switches: Switches = field(default_factory=Switches)
+    compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
 
 
 class Controller:
@@ -174,8 +176,14 @@ class Controller:
             boot_id=f"epoch-{epoch}",
             region=self._config.region,
         )
+        config = self._config
         self.term = Term(
-            self._world, bind_log, history, self._config.preemption, self._config.switches
+            self._world,
+            bind_log,
+            history,
+            config.preemption,
+            config.switches,
+            compaction=config.compaction,
         )
         log.info("term begins", epoch=epoch, live=sum(1 for _ in bind_log.state.live()))
         serving = asyncio.ensure_future(self.term.run())

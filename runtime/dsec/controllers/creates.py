@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
 import structlog
 
@@ -28,6 +29,7 @@ from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.keyed import replaceable
+from dsec.placement.compaction import Move
 from dsec.placement.dumps import DecisionDump
 from dsec.placement.plans import PreemptionPolicy
 from dsec.placement.refusal import Refusal
@@ -80,8 +82,12 @@ class Placer:
         tenants: Callable[[], Mapping[str, TenantSpec]],
         changed: Callable[[Sequence[Binding]], None],
         preemption: PreemptionPolicy,
+        moving: Mapping[str, Move] = MappingProxyType({}),
     ) -> None:
-        """`tenants` returns the spec of each tenant, `changed` is told of what was bound."""
+        """`tenants` returns the spec of each tenant, `changed` is told of what was bound.
+
+        `moving`: paused sandboxes on their way to another node, by id.
+        """
         self._log = bind_log
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -93,7 +99,13 @@ class Placer:
         def begin() -> Rounds:
             planner = Planner(preemption.queues, recorder=recorder)
             displacer = Displacer(
-                planner, dispatcher, state, history=history, clock=clock, policy=preemption
+                planner,
+                dispatcher,
+                state,
+                history=history,
+                clock=clock,
+                policy=preemption,
+                moving=moving,
             )
             return Rounds(planner, displacer, fleet, state, tenants)
 
@@ -106,7 +118,13 @@ class Placer:
         self._returned: dict[str, str] = {}
         self._why: dict[str, tuple[Refusal, ...]] = {}
         self._wake = asyncio.Event()
-        self._rounding = asyncio.Lock()
+        self.rounding = asyncio.Lock()
+        """Held while a round decides and writes."""
+
+    @property
+    def rounds(self) -> Rounds:
+        """What decides now, and remembers."""
+        return self._rounds.rounds
 
     @property
     def displacer(self) -> Displacer:
@@ -141,7 +159,7 @@ class Placer:
     async def withdraw(self, uid: str) -> None:
         """Demand nothing any more; on return every earlier demand is bound or will never be."""
         self.demand(uid, [])
-        async with self._rounding:
+        async with self.rounding:
             return
 
     def demanding(self) -> set[str]:
@@ -192,7 +210,7 @@ class Placer:
                 timer.cancel()
                 woken.cancel()
                 self._wake.clear()
-                async with self._rounding:
+                async with self.rounding:
                     await self._round()
         finally:
             for submission in self._inbox:

@@ -10,8 +10,9 @@ Agents cannot save the state of a sandbox yet, so the step `sync` is left out an
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import structlog
 
@@ -21,15 +22,16 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.planner import Planner
+from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
+from dsec.placement.compaction import Move
 from dsec.placement.displacing import Displacing
 from dsec.placement.plans import Asking, Displacement, Plan, PreemptionPolicy, Step
 from dsec.placement.preemption import plan
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.reclaim import consents
 from dsec.placement.refusal import Refusal
-from dsec.controllers.translating import request_of
 from dsec.world.clock import Clock
 
 SETTLED_SECONDS = 10.0
@@ -68,7 +70,10 @@ class Displacer:
         history: HistoryWriter,
         clock: Clock,
         policy: PreemptionPolicy,
+        moving: Mapping[str, Move] = MappingProxyType({}),
     ) -> None:
+        """`moving`: paused sandboxes on their way to another node, by id."""
+        self._moving = moving
         self._planner = planner
         self._dispatcher = dispatcher
         self._state = state
@@ -99,8 +104,17 @@ class Displacer:
 
     @property
     def held(self) -> set[str]:
-        """Ids of waiting work whose room is held."""
-        return {one.id for under in self._under.plans.values() for one in under.plan.decisions}
+        """Ids of waiting work whose room is held, and of what holds room for a move."""
+        held = {one.id for under in self._under.plans.values() for one in under.plan.decisions}
+        return held | {move.held for move in self._moving.values()}
+
+    def at_rest(self, sandbox: str) -> bool:
+        """Return whether nobody asks a paused sandbox to go on or to end."""
+        return sandbox not in self._resuming and sandbox not in self._under.victims
+
+    def waited(self, binding: Binding, now: float) -> float:
+        """Return for how many seconds this leader knows that work waits, or it is recorded."""
+        return now - self._waits.get(key_of(binding), now)
 
     def counted_paused(self, seen: Seen) -> frozenset[str]:
         """Return who counts as paused: not those that have just been told to go on."""
@@ -265,6 +279,8 @@ class Displacer:
         for id_ in resting.able(self._planner, free):
             binding = seen.bound.get(id_)
             if binding is None or id_ in self._under.victims or id_ not in paused:
+                continue
+            if id_ in self._moving:
                 continue
             resting.wake(self._planner.view, self._planner.ledger, id_)
             self._resuming[id_] = now + RESUME_SECONDS

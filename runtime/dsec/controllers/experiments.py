@@ -20,6 +20,7 @@ from dsec.api.status import MAX_WARNINGS, ExperimentStatus, OverrideKind, Resolv
 from dsec.api.tenant import TenantSpec
 from dsec.controllers.candidates import Candidates, held, place_of
 from dsec.controllers.collector import Collector
+from dsec.controllers.compactor import Compacting
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
@@ -66,6 +67,7 @@ class Parts:
     clock: Clock
     digests: Digests
     images: DeclaredImages
+    compacting: Compacting
 
 
 @dataclass(slots=True)
@@ -186,6 +188,7 @@ class Experiments:
             statuses=self._statuses(bindings),
             overrides=overrides,
             frozen=frozen,
+            moves={b.id: words for b in bindings if (words := parts.compacting.about(b.id))},
         )
         status = status_of(experiment, resolved, facts, now)
         wait = await self._write(experiment, status)

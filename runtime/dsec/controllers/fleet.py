@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from dsec.api.meta import ConditionStatus
-from dsec.api.nodes import RecordReason
+from dsec.api.nodes import PlacementTraits, RecordReason
 from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxState, SandboxStatus
 from dsec.api.wire import NodeState
@@ -41,9 +41,11 @@ class Member:
     record: SandboxNode
     watch: NodeWatch
     since: float
+    traits: PlacementTraits | None = None
+    """What its pool says for placement; what its record has is a copy of it, for gateways."""
     offsets: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
-    _described: tuple[SandboxNode, Health, Node] | None = None
-    _checked: SandboxNode | None = None
+    _described: tuple[SandboxNode, PlacementTraits | None, Health, Node] | None = None
+    _checked: tuple[SandboxNode, PlacementTraits | None] | None = None
     _problem: str = ""
 
     def problem(self) -> str:
@@ -51,7 +53,8 @@ class Member:
 
         Labels may say nothing that placement knows: such a node waits, not all others.
         """
-        if self._checked is not self.record:
+        known = self._checked
+        if known is None or known[0] is not self.record or known[1] is not self.traits:
             before, self._problem = self._problem, ""
             try:
                 self.described(Health.READY)
@@ -60,7 +63,7 @@ class Member:
             if self._problem not in {"", before}:
                 name = self.record.metadata.name
                 log.warning("node cannot be described", node=name, error=self._problem)
-            self._checked = self.record
+            self._checked = (self.record, self.traits)
         return self._problem
 
     def described(self, health: Health) -> Node | None:
@@ -71,17 +74,19 @@ class Member:
         known, inventory = self._described, self.record.status.inventory
         if inventory is None:
             return None
-        if known is None or known[0] is not self.record or known[1] is not health:
+        same = known is not None and known[0] is self.record and known[1] is self.traits
+        if known is None or not same or known[2] is not health:
             spec = self.record.spec
             node = node_of(
                 self.record.metadata.name,
                 inventory,
                 labels=spec.labels,
                 pool=spec.pool or "",
+                traits=self.traits,
                 health=health,
             )
-            known = self._described = (self.record, health, node)
-        return known[2]
+            known = self._described = (self.record, self.traits, health, node)
+        return known[3]
 
     @property
     def clock_offset(self) -> float:
@@ -93,7 +98,15 @@ class Member:
 class Fleet:
     """All registered nodes. `on_state` is called after each answer of an agent."""
 
-    def __init__(self, network: Network, clock: Clock, on_state: OnState) -> None:
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        on_state: OnState,
+        traits: Callable[[str], PlacementTraits | None] = lambda _pool: None,
+    ) -> None:
+        """`traits` returns what a pool says for placement, the same object while it is the same."""
+        self._traits = traits
         self._network = network
         self._clock = clock
         self._on_state = on_state
@@ -118,13 +131,14 @@ class Fleet:
         endpoint = node.status.endpoint
         if not endpoint:
             return
+        traits = self._traits(node.spec.pool or "")
         if old is not None and old.watch.memory.endpoint == endpoint:
-            old.record = node
+            old.record, old.traits = node, traits
             return
         watch = NodeWatch(name, endpoint, self._network, self._clock, self._answered)
         # a new address of a silent node does not make it younger
         since = old.since if old is not None else self._clock.monotonic()
-        self.members[name] = Member(node, watch, since)
+        self.members[name] = Member(node, watch, since, traits)
         if old is not None:
             watch.memory.seen = old.watch.memory.seen
             await old.watch.close()

@@ -37,6 +37,12 @@ def text(controller: Controller) -> bytes:
         )
         for how in HOW:
             displaced.labels(how).inc(displacer.counts[how])
+        moved = Counter(
+            "dsec_controller_moved",
+            "Paused sandboxes of this term that left a full node.",
+            registry=registry,
+        )
+        moved.inc(term.compacting.moved)
         experiments = term.caches["Experiment"].all()
         gauge("experiments", "Experiments.", len(experiments))
     return generate_latest(registry)

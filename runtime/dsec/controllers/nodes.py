@@ -1,19 +1,27 @@
 """The controllers of SandboxNode and SandboxNodePool: what is registered, what answers, sums."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dsec.api.meta import Condition, ConditionStatus, with_condition
-from dsec.api.nodes import RecordReason, SandboxNodePoolStatus
+import structlog
+from pydantic import ValidationError
+
+from dsec.api.meta import Condition, ConditionStatus, condition_of, with_condition
+from dsec.api.nodes import PlacementTraits, RecordReason, SandboxNodePoolStatus
 from dsec.api.records import SandboxNode, SandboxNodePool
 from dsec.api.tenant import Amounts
+from dsec.controllers.compactor import Compacting
 from dsec.controllers.creates import Placer
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
-from dsec.world.records import Records
+from dsec.world.records import Record, Records
+
+log = structlog.get_logger()
 
 LOOK_SECONDS = 5.0
+COMPACTED = "Compacted"
+"""Condition of a node that has been at its limit with paused sandboxes."""
 USAGE_SECONDS = 30.0
 """How often the use of a node is written when nothing else changed."""
 
@@ -28,6 +36,7 @@ class Nodes:
     dispatcher: Dispatcher
     placer: Placer
     clock: Clock
+    compacting: Compacting
 
     async def reconcile(self, key: Key) -> float | None:
         """Follow a node's agent and write whether it is ready."""
@@ -54,14 +63,20 @@ class Nodes:
         old = next((c for c in node.status.conditions if c.type == "Ready"), None)
         moved = old is None or (old.status, old.reason) != (holds, reason.value)
         reworded = reason is RecordReason.INVALID and old is not None and old.message != message
+        compacted = self._compacted(node)
+        traits = self.fleet.members[name].traits
+        settled = node.status.placement == traits
         aged = node.status.live != memory.live and self._write_age(node) > USAGE_SECONDS
-        if not (moved or reworded or aged):
+        if settled and not (moved or reworded or aged or compacted):
             return LOOK_SECONDS
         conditions = with_condition(node.status.conditions, condition, now=now)
+        if compacted is not None:
+            conditions = with_condition(conditions, compacted, now=now)
         status = node.status.model_copy(
             update={
                 "observed_generation": node.metadata.generation,
                 "conditions": conditions,
+                "placement": traits,
                 "used": memory.used,
                 "live": memory.live,
                 "last_seen": now if memory.seen is not None else node.status.last_seen,
@@ -69,13 +84,52 @@ class Nodes:
         )
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.nodes.put(await self.records.replace_status({**record, "status": body}))
-        if moved:
+        if moved or not settled:
             self.placer.kick()
         return LOOK_SECONDS
+
+    def _compacted(self, node: SandboxNode) -> Condition | None:
+        """Return what is to be said of moves away from a node; None: nothing new."""
+        words = self.compacting.about_node(node.metadata.name)
+        old = condition_of(node.status.conditions, COMPACTED)
+        if not words and (old is None or old.status is ConditionStatus.TRUE):
+            return None
+        if words and old is not None and old.message == words:
+            return None
+        moves = self.compacting.moves
+        reason = RecordReason.MOVING if moves else RecordReason.NEEDS_SNAPSHOTS
+        if not words:
+            reason = RecordReason.NOTHING_TO_MOVE
+        return Condition(
+            type=COMPACTED,
+            status=ConditionStatus.FALSE if words else ConditionStatus.TRUE,
+            reason=reason.value,
+            message=words or "it is below its limit, or nothing that rests could leave it",
+            observed_generation=node.metadata.generation,
+        )
 
     def _write_age(self, node: SandboxNode) -> float:
         seen = node.status.last_seen
         return USAGE_SECONDS + 1 if seen is None else (self.clock.now() - seen).total_seconds()
+
+
+@dataclass(slots=True)
+class Traits:
+    """What pools say for placement: the same object as long as a record is the same."""
+
+    pools: Cache
+    _known: dict[str, tuple[Record, PlacementTraits | None]] = field(default_factory=dict)
+
+    def of(self, pool: str) -> PlacementTraits | None:
+        """Return what a pool says; None where there is no such record, or it cannot be read."""
+        record = self.pools.get(("", pool)) if pool else None
+        if record is None:
+            return None
+        known = self._known.get(pool)
+        if known is None or known[0] is not record:
+            before = known[1] if known is not None else None
+            known = self._known[pool] = record, _traits(record, before)
+        return known[1]
 
 
 @dataclass(slots=True)
@@ -121,6 +175,16 @@ class NodePools:
             body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
             self.pools.put(await self.records.replace_status({**record, "status": body}))
         return None
+
+
+def _traits(record: Record, before: PlacementTraits | None) -> PlacementTraits | None:
+    """Return what a pool's record says, or what it said before where that cannot be read."""
+    try:
+        traits = SandboxNodePool.model_validate(record).spec.placement
+    except ValidationError as problem:
+        log.warning("pool cannot be read", pool=record["metadata"]["name"], error=str(problem))
+        return before
+    return before if traits == before else traits
 
 
 def _ready(node: SandboxNode) -> bool:

@@ -29,11 +29,13 @@ class Rounds:
         tenants: Callable[[], Mapping[str, TenantSpec]],
     ) -> None:
         """`tenants` returns the spec of each tenant."""
-        self._planner = planner
+        self.planner = planner
         self.displacer = displacer
         self._fleet = fleet
         self._state = state
         self._tenants = tenants
+        self.waiting: Sequence[Binding] = ()
+        """All that waited at the last round."""
         self._paused: frozenset[str] = frozenset()
         self._changed: set[str] | None = None
 
@@ -45,6 +47,7 @@ class Rounds:
         `avoid` has nodes whose agents have just refused a sandbox, by its id. `now` is UTC in
         seconds.
         """
+        self.waiting = wanted
         seen = self._seen()
         if not wanted and not self._paused and not seen.paused and not self.displacer.victims:
             return []
@@ -54,7 +57,7 @@ class Rounds:
         # in a new term those that displaced work is behind may not have asked yet
         early = set() if self.displacer.settled else {b.id for b in wanted if b.behind}
         trying = [b for b in wanted if b.id not in held and b.id not in early]
-        decided = self._planner.decide(trying, avoid, now, first=first) if trying else []
+        decided = self.planner.decide(trying, avoid, now, first=first) if trying else []
         # who was refused by an agent a moment ago is tried again first
         again = {unit_of(b) for b, _ in decided if avoid.get(b.id)}
         unplaced = [b for b, one in decided if not one.node and unit_of(b) not in again]
@@ -79,7 +82,7 @@ class Rounds:
 
     def _follow(self, seen: Seen) -> None:
         """Bring view and ledger in line with bind log and agents."""
-        planner = self._planner
+        planner = self.planner
         # taken before it is looked at: what changes in the meantime is looked at again
         changed, self._changed = self._changed, self._state.follow(self._changed)
         planner.follow(

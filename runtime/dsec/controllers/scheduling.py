@@ -1,8 +1,9 @@
-"""From what a stack says about scheduling to the policy of queues and preemption. Pure."""
+"""From what a stack says about scheduling to policies of queues, preemption, compaction. Pure."""
 
 from dataclasses import replace
 
 from dsec.api.config import SchedulingConfig
+from dsec.placement.compaction import CompactionPolicy
 from dsec.placement.plans import PreemptionPolicy
 from dsec.placement.queueing import KIND_PRESETS, QUEUES, Queue, QueuePolicy
 
@@ -21,4 +22,13 @@ def policy_of(config: SchedulingConfig) -> PreemptionPolicy:
         queues=QueuePolicy(
             queues, KIND_PRESETS[config.kind_weights.value], config.queue_order.value
         ),
+    )
+
+
+def compaction_of(config: SchedulingConfig) -> CompactionPolicy:
+    """Return when the nodes of an installation are compacted."""
+    return CompactionPolicy(
+        config.compaction.value,
+        config.compaction_after_seconds,
+        queues=policy_of(config).queues,
     )

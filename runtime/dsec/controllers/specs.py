@@ -114,6 +114,7 @@ def _needs(experiment: Experiment, spec: ExperimentSpec, role: Role, rights: Ten
         least=(role.replicas if role.min is None else role.min) if keep else 0,
         node_labels=labels,
         pools=list(rights.pools),
+        tolerations=list(role.tolerations),
         gpu_model=(role.gpu.model or "") if role.gpu else "",
         # a claim is attached by the node's kubelet
         features=["pvc"] if any(mount.claim for mount in role.mounts) else [],

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from dsec.api.meta import Condition, ConditionStatus, with_condition
@@ -50,6 +50,8 @@ class Facts:
     statuses: Mapping[str, SandboxStatus]
     overrides: Sequence[Override]
     frozen: bool
+    moves: Mapping[str, str] = field(default_factory=dict)
+    """What is planned for paused sandboxes, in words, by id."""
 
 
 def refused_status(experiment: Experiment, mistakes: str, now: datetime) -> ExperimentStatus:
@@ -126,6 +128,10 @@ def _conditions(
     done = f"{status.ready} of {status.desired} replicas run"
     if resting := sum(role.paused for role in status.roles):
         done += f", {resting} rest until there is room again"
+    if moves := facts.moves:
+        first = min(moves)
+        others = f", and {len(moves) - 1} more alike" if len(moves) > 1 else ""
+        done += f"; {first}: {moves[first]}{others}"
     waits = "; ".join(one.message for one in status.pending_reasons[:3])
     rows = [(kind.ACCEPTED, True, why.RESOLVED, "defaults and presets are in status.resolved")]
     if over or (facts.frozen and not live):
@@ -244,7 +250,7 @@ def _examples(facts: Facts) -> list[Example]:
                         node=last.node,
                         state=state,
                         reason=last.reason.value if last.reason else "",
-                        message=status.message if status else "",
+                        message=_message(status, facts.moves.get(last.id, "")),
                     ),
                 )
             )
@@ -265,3 +271,9 @@ def _examples(facts: Facts) -> list[Example]:
         )
     rows.sort(key=lambda row: (row[0], row[1].role, row[1].index))
     return [example for _, example in rows[:MAX_EXAMPLES]]
+
+
+def _message(status: SandboxStatus | None, planned: str) -> str:
+    """Return what an agent says of a sandbox, and what the leader has planned for it."""
+    said = status.message if status else ""
+    return "; ".join(part for part in (said, planned) if part)

@@ -6,15 +6,17 @@ and the agents hold what counts.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
 from dsec.api.wire import KeyedAnswers, NodeState
 from dsec.controllers.candidates import Candidates
 from dsec.controllers.collector import Collector, closed_status
+from dsec.controllers.compactor import Compacting
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
@@ -22,7 +24,7 @@ from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
-from dsec.controllers.nodes import NodePools, Nodes
+from dsec.controllers.nodes import NodePools, Nodes, Traits
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
@@ -32,6 +34,7 @@ from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
 from dsec.journal.results import ResultReader
+from dsec.placement.compaction import CompactionPolicy, Compactor, Mover
 from dsec.placement.plans import PreemptionPolicy
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
@@ -49,6 +52,9 @@ HEAR_SECONDS = 2.0
 counts must not drop to zero at each take-over."""
 KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool", "SandboxImage")
 
+Movers = Callable[[int, Fleet], Mover]
+"""Makes what moves paused sandboxes in a term, of its epoch and the nodes."""
+
 log = structlog.get_logger()
 
 
@@ -56,7 +62,8 @@ log = structlog.get_logger()
 class World:
     """What the control plane reaches the outside with.
 
-    No registry: images keep their tags. No metrics: scalers see queues, counts and ends only.
+    No registry: images keep their tags. No metrics: scalers see queues, counts and ends only. No
+    mover: paused sandboxes stay where they are.
     """
 
     records: Records
@@ -66,6 +73,7 @@ class World:
     randomness: Randomness
     registry: Registry | None = None
     metrics: MetricSource | None = None
+    mover: Movers | None = None
 
 
 class Term:
@@ -78,14 +86,25 @@ class Term:
         history: HistoryWriter,
         preemption: PreemptionPolicy,
         switches: Switches,
+        *,
+        compaction: CompactionPolicy,
     ) -> None:
         clock = world.clock
         self.world = world
         self.bind_log = bind_log
         self.history = history
         self.caches = {kind: Cache(world.records, kind, clock) for kind in KINDS}
-        self.fleet = Fleet(world.network, clock, self._answered)
-        self.collector = Collector(bind_log, world.objects, clock, history, changed=self._changed)
+        self.traits = Traits(self.caches["SandboxNodePool"])
+        self.fleet = Fleet(world.network, clock, self._answered, self.traits.of)
+        compactor = Compactor(compaction)
+        self.collector = Collector(
+            bind_log,
+            world.objects,
+            clock,
+            history,
+            changed=self._changed,
+            moving=compactor.moving,
+        )
         self.dispatcher = Dispatcher(
             bind_log.epoch,
             bind_log.state,
@@ -115,6 +134,18 @@ class Term:
             tenants=self.tenants.specs,
             changed=self._changed,
             preemption=preemption,
+            moving=compactor.moving,
+        )
+        self.compacting = Compacting(
+            compactor,
+            world.mover(bind_log.epoch, self.fleet) if world.mover is not None else None,
+            placer=self.placer,
+            dispatcher=self.dispatcher,
+            fleet=self.fleet,
+            bind_log=bind_log,
+            history=history,
+            clock=clock,
+            changed=self._changed,
         )
         digests = Digests(world.registry, clock)
         declared = DeclaredImages(self.caches["SandboxImage"])
@@ -146,6 +177,7 @@ class Term:
                 clock,
                 digests,
                 declared,
+                self.compacting,
             )
         )
         nodes = Nodes(
@@ -155,6 +187,7 @@ class Term:
             self.dispatcher,
             self.placer,
             clock,
+            self.compacting,
         )
         pools = NodePools(
             world.records, self.caches["SandboxNodePool"], self.caches["SandboxNode"], clock
@@ -204,6 +237,7 @@ class Term:
             self._place(),
             self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
+            self._compact(),
             self._keep_house(),
             self._watch_failures(),
         ]
@@ -314,6 +348,11 @@ class Term:
         self.ready.set()
         self.history.add("leader", epoch=self.bind_log.epoch)
         await self.placer.run()
+
+    async def _compact(self) -> None:
+        """Compact nodes once the records are known."""
+        await self._synced()
+        await self.compacting.run()
 
     async def _forsake(self) -> None:
         """End what is left of experiments without a record, once all records are known."""

@@ -26,6 +26,7 @@ def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
         resources=spec.resources,
         isolation=spec.isolation,
         labels=tuple(sorted(needs.node_labels.items())),
+        tolerations=tuple(needs.tolerations),
         pools=tuple(needs.pools),
         gpu_model=needs.gpu_model,
         gang=binding.gang,

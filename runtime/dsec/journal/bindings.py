@@ -30,6 +30,7 @@ class Needs(WireModel):
 
     node_labels: dict[str, str] = Field(default_factory=dict)
     pools: list[str] = Field(default_factory=list)
+    tolerations: list[str] = Field(default_factory=list)
     gpu_model: str = ""
     features: list[str] = Field(
         default_factory=list, description="What the node must be able to do."
@@ -97,6 +98,9 @@ class Row(WireModel):
     id: str = ""
     node: str = ""
     devices: list[str] = Field(default_factory=list)
+    incarnation: int = Field(
+        default=0, description="With `bind`: of the copy on that node; 0: the same as before."
+    )
     reason: EndReason | None = None
     result: str = ""
     experiment_uid: str = ""
@@ -263,6 +267,8 @@ class Bindings:
         binding.node = row.node
         binding.bound_at = row.at if row.node else None
         binding.spec.devices = row.devices
+        if row.incarnation:
+            binding.spec.identity.incarnation = row.incarnation
         self._place(binding)
 
     def _end(self, row: Row) -> None:

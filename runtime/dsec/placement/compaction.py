@@ -80,11 +80,18 @@ class Move:
     id: str
     source: str
     decision: Decision
+    incarnation: int = 0
+    """Of the copy on the target, once the move is carried out; 0 in a plan."""
 
     @property
     def target(self) -> str:
         """Name of the node that it goes to."""
         return self.decision.node
+
+    @property
+    def held(self) -> str:
+        """Id of the booking that keeps its room on the target."""
+        return f"{self.id}@{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,10 @@ class Mover(Protocol):
     """What moves a paused sandbox: its snapshot to the target, where it rests again."""
 
     async def move(self, move: Move) -> bool:
-        """Move; True: it rests on the target, False: it rests on its source as before.
+        """Let a copy rest on the target; True: it does, with the incarnation of the move.
 
-        Idempotent: moving what is on the target already is True. Never leaves it on both.
+        The source is not touched: the caller decides which copy counts, and ends the other.
+        Idempotent. What fails is False, whatever is left on the target.
         """
 
 
@@ -127,9 +135,14 @@ class Compactor:
         self._demand = frozenset(one.id for one in waiting)
         if not self._triggered(waiting):
             return []
+        on = view.bookings()
+        resting = {on[id_].node for id_, one in ledger.entries.items() if one.paused and id_ in on}
+        full = [node for node in sorted(resting) if view.room(node)["watermark"] < BELOW_LIMIT]
+        if not full:
+            return []
         trial = view.fork()
         found = []
-        for node in sorted(view.nodes):
+        for node in full:
             if trial.room(node)["watermark"] < BELOW_LIMIT:
                 plan = self._plan(trial, ledger, node, now)
                 if plan.moves:
@@ -149,7 +162,10 @@ class Compactor:
         if self.moving.pop(move.id, None) is None:
             return
         booking = view.bookings().get(move.id)
-        view.release(_held_id(move))
+        view.release(move.held)
+        if not ok:
+            # nobody has it twice; it is tried again after a while, whatever the demand
+            self._moved[move.id] = (self._moved[move.id][0], frozenset({move.held}))
         if ok and booking is not None:
             view.release(move.id)
             view.book(booking.request, move.decision)
@@ -217,9 +233,5 @@ class Compactor:
         return None
 
 
-def _held_id(move: Move) -> str:
-    return f"{move.id}@{move.target}"
-
-
 def _there(request: Request, move: Move) -> Request:
-    return replace(request, id=_held_id(move), gang="", near="", spread="")
+    return replace(request, id=move.held, gang="", near="", spread="")

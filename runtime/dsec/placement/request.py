@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dsec.api.experiment import Stage, TaskClass
+from dsec.api.nodes import PlacementTraits
 from dsec.api.sandbox import GpuMode, IsolationLevel, Resources
 from dsec.api.wire import NodeInventory
 from dsec.placement.accelerators import Accelerator, Slicing, slicing_for
@@ -166,16 +167,24 @@ def node_of(
     *,
     labels: dict[str, str] | None = None,
     pool: str = "",
+    traits: PlacementTraits | None = None,
     health: Health = Health.READY,
 ) -> Node:
     """Return a node of a registered inventory. Its key figures are those that the agent reported.
 
-    Well-known labels fill the topology (`rack`, `zone`, `region`, `segment`), the pool's kind
-    (`pool-kind`) and the task size (`task-size`); taints come as the label `taints`, separated by
-    commas. Raises ValueError where kind or size has an unknown value, or a figure makes no sense.
+    `traits` are what its pool says. Well-known labels of the node come before them: the topology
+    (`rack`, `zone`, `region`, `segment`), the watermarks (`safe-percent`, `limit-percent`) and the
+    price (`price-micro`); taints of the label `taints`, separated by commas, are added to those of
+    the pool. Labels alone fill the pool's kind (`pool-kind`) and the task size (`task-size`).
+    Raises ValueError where one has an unknown value, or a figure makes no sense.
     """
     _check(inventory)
     given = labels or {}
+    traits = traits or PlacementTraits()
+    marks, where = traits.watermarks, traits.topology
+    limit = _figure(given, "limit-percent", marks.limit_percent, 1, 100)
+    safe = _figure(given, "safe-percent", min(marks.safe_percent, limit), 1, limit)
+    own = [one for one in given.get("taints", "").split(",") if one]
     devices = tuple(
         Accelerator(
             one.uuid,
@@ -197,7 +206,7 @@ def node_of(
         sandboxes=inventory.max_sandboxes,
         devices=devices,
         labels=tuple(sorted((derived | given).items())),
-        taints=tuple(one for one in given.get("taints", "").split(",") if one),
+        taints=tuple(dict.fromkeys((*traits.taints, *own))),
         pool=pool,
         kind=PoolKind(given.get("pool-kind", "")),
         size=TaskSize(given.get("task-size", "")),
@@ -205,12 +214,25 @@ def node_of(
         features=frozenset(inventory.features),
         simulated=inventory.simulated,
         health=health,
-        rack=given.get("rack", ""),
-        zone=given.get("zone", ""),
-        region=given.get("region", ""),
-        segment=given.get("segment", ""),
+        rack=given.get("rack", where.rack),
+        zone=given.get("zone", where.zone),
+        region=given.get("region", where.region),
+        segment=given.get("segment", where.segment),
+        price_micro=_figure(given, "price-micro", traits.price_micro, 0, UNMETERED),
+        safe_percent=safe,
+        limit_percent=limit,
         cpus=tuple(range(inventory.cpu_milli // WHOLE)),
     )
+
+
+def _figure(labels: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    """Return the figure of a label, or the default. Raises ValueError."""
+    text = labels.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise ValueError(f"labels.{name}: {text!r}; {least} to {most} are allowed")
+    return int(text)
 
 
 def _check(inventory: NodeInventory) -> None:

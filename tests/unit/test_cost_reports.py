@@ -1,12 +1,14 @@
 """Reports, forecasts, estimates, savings and waste, each with its formula; budgets that run out."""
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
 from cost_make import GIB, NODE, TASK, World, allowance, commitment, hours, price, usd
-from dsec.api.budget import BudgetAction, PeriodKind, PeriodUnit
+from dsec.api.budget import BudgetAction, BudgetStatus, PeriodKind, PeriodUnit
 from dsec.api.experiment import ExperimentBudget, ExperimentSpec, OnExceed
+from dsec.api.meta import ConditionStatus, condition_of
 from dsec.cost.amounts import ZERO, MoneyError
 from dsec.cost.budgets import Fired, action_for, chosen_by, crossings, standing, task_allowance
 from dsec.cost.entries import EntryKind
@@ -29,6 +31,8 @@ from dsec.cost.savings import (
     utilisation,
     waste,
 )
+from dsec.cost.status import fired_of, invalid_status, status_of
+from dsec.cost.words import crossing_words
 
 RUN = "acme/vision/run"
 SUM = "zeta/text/sum"
@@ -400,3 +404,73 @@ def test_cost_11_what_is_not_renewed_leaves() -> None:
     world.meter()
     assert world.ledger.open() == []
     assert renewals(world.state(), world.time())[1] == {}
+
+
+# ---- the status of a record
+
+
+def test_a_status_tells_how_a_budget_stands_and_what_was_told() -> None:
+    """Spent, promised, left, forecast, alerts; what was told is read back after a restart."""
+    period = Period(PeriodKind.CALENDAR, PeriodUnit.MONTH)
+    budget = allowance("10", period=period)
+    now = datetime(2026, 11, 29, 8, tzinfo=UTC).timestamp()
+    held = commitment(now=now, until=now + 1800)
+
+    def pass_(spent: str, old: BudgetStatus) -> BudgetStatus:
+        first = standing(budget, lambda *_: usd(spent), now, fired=fired_of(old))
+        new = tuple(one.fired for one in crossings(first, now))
+        told = (*first.fired, *new)
+        found = standing(budget, lambda *_: usd(spent), now, fired=told)
+        view = forecast(found, ZERO, now, lambda *_: usd(1))
+        return status_of(old, found, state_of([found], [held]), now, generation=3, forecast=view)
+
+    one = pass_("5.25", BudgetStatus())
+    assert (one.spent, one.committed, one.left) == ("5.25", "0.583334", "4.166666")
+    assert [alert.percent for alert in one.alerts] == [50]
+    assert (one.action, one.period_end) == (None, datetime(2026, 12, 1, tzinfo=UTC))
+    assert one.forecast == "6.916667"
+    assert "ledger, the last 24 h" in one.forecast_source
+    within = condition_of(one.conditions, "WithinLimit")
+    assert within is not None
+    assert (within.status, within.reason) == (ConditionStatus.TRUE, "Room")
+    assert within.message == (
+        "5.25 USD of 10.00 USD is spent and 0.583334 USD promised, 4.166666 USD is left"
+    )
+    stored = BudgetStatus.model_validate(json.loads(json.dumps(one.wire())))
+    two = pass_("10", stored)
+    assert [alert.percent for alert in two.alerts] == [50, 80, 100]
+    assert two.alerts[0] == stored.alerts[0]
+    within = condition_of(two.conditions, "WithinLimit")
+    assert within is not None
+    assert (within.status, within.reason) == (ConditionStatus.FALSE, "LevelReached")
+    assert within.message.endswith(
+        "degrade is in force until the limit is raised or the next period begins at 2026-12-01 "
+        "00:00:00 UTC"
+    )
+    assert two.action is BudgetAction.DEGRADE
+    wrong = invalid_status(two, "regions: 120 percent", now, generation=4)
+    ready = condition_of(wrong.conditions, "Ready")
+    assert ready is not None
+    assert (ready.reason, ready.message) == ("Invalid", "regions: 120 percent")
+
+
+def test_all_that_is_left_may_be_promised() -> None:
+    """Within its limit, and nothing may be added."""
+    budget = allowance("0.583334")
+    found = standing(budget, lambda *_: ZERO, 0.0)
+    state = state_of([found], [commitment(until=1800.0)])
+    within = condition_of(status_of(BudgetStatus(), found, state, 0.0).conditions, "WithinLimit")
+    assert within is not None
+    assert (within.status, within.reason) == (ConditionStatus.TRUE, "Committed")
+
+
+def test_events_say_what_was_passed_and_what_happens() -> None:
+    """An alert alone, and one with its action."""
+    budget = allowance("10", action=BudgetAction.PAUSE, alerts=(50,))
+    found = standing(budget, lambda *_: usd("10.5"), 0.0)
+    told = "\n".join(crossing_words(one, found) for one in crossings(found, 0.0))
+    assert told == (
+        "budget acme of acme: 50 % of 10.00 USD is reached, 10.50 USD is spent\n"
+        "budget acme of acme: 100 % of 10.00 USD is reached, 10.50 USD is spent; pause: sandboxes "
+        "are paused until there is budget"
+    )

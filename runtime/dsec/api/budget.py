@@ -84,6 +84,30 @@ class BudgetAction(StrEnum):
     """The work ends as over budget, its results collected first."""
 
 
+class BudgetCondition(StrEnum):
+    """Conditions of a Budget."""
+
+    READY = "Ready"
+    """It is counted and enforced; False: it contradicts itself."""
+    WITHIN_LIMIT = "WithinLimit"
+    """No level has been reached; False: its action is in force."""
+
+
+class BudgetReason(StrEnum):
+    """Reasons in the conditions of a Budget."""
+
+    COUNTED = "Counted"
+    """Ready=True."""
+    INVALID = "Invalid"
+    """Ready=False: it contradicts itself; the message says how."""
+    ROOM = "Room"
+    """WithinLimit=True: there is room for more."""
+    COMMITTED = "Committed"
+    """WithinLimit=True: all that is left is promised to what runs, nothing may be added."""
+    LEVEL_REACHED = "LevelReached"
+    """WithinLimit=False: a level has been reached; the message says what is in force."""
+
+
 class BudgetPeriod(WireModel):
     """When the budget starts anew, and where midnight is."""
 
@@ -158,6 +182,7 @@ class BudgetAlert(WireModel):
     period_start: datetime | None = Field(
         default=None, description="Period that it was passed in (UTC); unset: there is only one."
     )
+    limit: SignedMoney = Field(description="The limit that it was a part of.")
     at: datetime = Field(description="When it was first seen (UTC).")
 
 
@@ -165,7 +190,9 @@ class BudgetStatus(WireModel):
     """What was spent, what is promised, and what will be."""
 
     observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
-    conditions: Conditions = Field(default=[], description="Ready and WithinLimit.")
+    conditions: Conditions = Field(
+        default=[], description="Ready and WithinLimit; see BudgetReason."
+    )
     period_start: datetime | None = Field(default=None, description="Start of the period (UTC).")
     period_end: datetime | None = Field(
         default=None, description="When it starts anew (UTC); unset: never, or it rolls."

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dsec.api.budget import BudgetCondition, BudgetReason
 from dsec.api.nodes import RecordReason
 from dsec.api.presets import CONFLICTS
 from dsec.api.records import RECORDS
@@ -40,6 +41,9 @@ def records_page() -> str:
         "\n## Conditions and reasons of an Experiment\n\n| word | holds when |\n|---|---|\n"
     )
     for words in (ExperimentCondition, ExperimentReason):
+        parts += [f"| {one.value} | {_doc(words, one.name)} |\n" for one in words]
+    parts.append("\n## Conditions and reasons of a Budget\n\n| word | holds when |\n|---|---|\n")
+    for words in (BudgetCondition, BudgetReason):
         parts += [f"| {one.value} | {_doc(words, one.name)} |\n" for one in words]
     parts.append("\n## Reasons in Ready of the other records\n\n| word | holds when |\n|---|---|\n")
     parts += [f"| {one.value} | {_doc(RecordReason, one.name)} |\n" for one in RecordReason]

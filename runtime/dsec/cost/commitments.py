@@ -52,6 +52,8 @@ class Commitment:
     pool: str = ""
     region: str = ""
     revision: int = 0
+    source: str = ""
+    """What metering books its use under; empty: its id. Of a sandbox: the node that it is on."""
 
     def __post_init__(self) -> None:
         """Refuse what no budget could be compared with. Raises MoneyError."""
@@ -63,6 +65,11 @@ class Commitment:
                     raise MoneyError(f"{self.id}: {amount} {unit}; 0 or more is allowed")
         if self.wind_down_seconds < 0 or self.minimum_seconds < 0:
             raise MoneyError(f"{self.id}: seconds below 0; 0 or more is allowed")
+
+    @property
+    def charged_from(self) -> float:
+        """From when its use is not booked yet."""
+        return max(self.started, self.charged_until or self.started)
 
     @property
     def units(self) -> frozenset[str]:
@@ -128,9 +135,7 @@ def promised(
     it could last into that.
     """
     found = found or terms(commitment, allowance)
-    since = math.floor(
-        commitment.started if commitment.charged_until is None else commitment.charged_until
-    )
+    since = math.floor(commitment.charged_from)
     least = math.floor(commitment.started) + commitment.minimum_seconds if commitment.rates else 0
     until = max(math.ceil(commitment.run_until), least)
     if span.start is not None and span.end is not None:

@@ -152,6 +152,7 @@ def commitment_of(row: Mapping[str, Any]) -> Commitment:
         row.get("pool", ""),
         row.get("region", ""),
         int(row.get("revision", 0)),
+        row.get("source", ""),
     )
 
 

@@ -10,11 +10,10 @@ its own caps the upper figure.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 
 from dsec.api.experiment import Completion, ExperimentSpec, Role
 from dsec.cost.amounts import HOUR, ZERO, MoneyError, ceil_micro, over, shown
-from dsec.cost.prices import NodePrice, Shape
+from dsec.cost.prices import NodePrice, Shape, fit, part_of_price
 
 MILLI = 1000
 
@@ -79,32 +78,6 @@ def estimate(
         words.append(f"its budget ends it at {shown(ceiling, currency)}")
         upper = ceiling
     return Estimate(currency, low, high, lower, upper, roles, tuple(words))
-
-
-def part_of_price(booked: Shape, price: NodePrice) -> Fraction:
-    """Return what a booking costs an hour when it pays for its part of a node only."""
-    shape = price.shape.quantities
-    wanted = {name: one for name, one in booked.quantities.items() if one}
-    sold = sum((price.parts.get(name, ZERO) for name in shape), ZERO)
-    if not sold:
-        return Fraction(price.per_hour) * max(
-            (one / shape[name] for name, one in wanted.items()), default=Fraction(0)
-        )
-    value = sum(
-        (Fraction(price.parts.get(name, ZERO)) * one / shape[name] for name, one in wanted.items()),
-        Fraction(0),
-    )
-    return Fraction(price.per_hour) * value / Fraction(sold)
-
-
-def fit(booked: Shape, shape: Shape) -> int:
-    """Return how many of a booking a node holds."""
-    pairs = (
-        (booked.cpu_milli, shape.cpu_milli),
-        (booked.memory_bytes, shape.memory_bytes),
-        (booked.gpu_milli, shape.gpu_milli),
-    )
-    return min((have // need for need, have in pairs if need), default=0)
 
 
 def _role(role: Role, prices: Mapping[str, NodePrice]) -> RoleEstimate:

@@ -140,8 +140,7 @@ def _promise(kind: EntryKind, commitment: Commitment, at: float) -> Entry:
 
 def promise_of(commitment: Commitment) -> Mapping[str, Decimal]:
     """Return all that a commitment may come to from its start, per unit."""
-    since = commitment.started if commitment.charged_until is None else commitment.charged_until
-    seconds = max(0, int(-(-commitment.run_until // 1)) - int(since // 1))
+    seconds = max(0, int(-(-commitment.run_until // 1)) - int(commitment.charged_from // 1))
     seconds += commitment.wind_down_seconds
     use = {unit: ceil_micro(over(rate, seconds)) for unit, rate in commitment.rates.items()}
     return added(use, commitment.closing, commitment.held)

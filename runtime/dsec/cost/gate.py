@@ -26,7 +26,7 @@ from dsec.api.budget import BudgetAction
 from dsec.cost.amounts import HOURS, ZERO
 from dsec.cost.budgets import GROWS, RENEWS, Standing
 from dsec.cost.commitments import Commitment, Terms, furthest, latest, promised, terms
-from dsec.cost.gate_words import refusal_words
+from dsec.cost.words import refusal_words
 
 _SCALE = 1 << 32
 
@@ -274,7 +274,6 @@ def _covered(
 ) -> tuple[float, tuple[Standing, Blocked] | None]:
     """Return how far a commitment may go, and what stops it short of `until`."""
     blame: tuple[Standing, Blocked] | None = None
-    since = held.started if held.charged_until is None else held.charged_until
     for standing in state.on(held):
         blocked = _refusal(standing, held, RENEWS)
         if blocked is not None:
@@ -282,7 +281,7 @@ def _covered(
         room = _beside(state, held, standing)
         if room is None:
             continue
-        begin = since
+        begin = held.charged_from
         if standing.span.start is not None and standing.span.end is not None:
             begin = max(begin, standing.span.start)
         found = terms(held, standing.allowance)

@@ -157,7 +157,7 @@ class Ledger:
             if not live:
                 continue
             one = revisions[max(live)]
-            charged = self._charged.get(name)
+            charged = self._charged.get(one.source or name)
             if charged is not None and (one.charged_until is None or charged > one.charged_until):
                 one = replace(one, charged_until=charged)
             if not path or path in one.paths:

@@ -23,6 +23,7 @@ from dsec.cost.amounts import (
     MICRO,
     ZERO,
     MoneyError,
+    ceil_micro,
     divided,
     near_micro,
     unit_of,
@@ -232,6 +233,42 @@ class PriceBook:
             if source == price.currency and target not in found:
                 found[target] = up_to_micro(price.per_hour * rate)
         return found
+
+
+def part_of_price(booked: Shape, price: NodePrice) -> Fraction:
+    """Return what a booking costs an hour when it pays for its part of a node only."""
+    shape = price.shape.quantities
+    wanted = {name: one for name, one in booked.quantities.items() if one}
+    sold = sum((price.parts.get(name, ZERO) for name in shape), ZERO)
+    if not sold:
+        return Fraction(price.per_hour) * max(
+            (one / shape[name] for name, one in wanted.items()), default=Fraction(0)
+        )
+    value = sum(
+        (Fraction(price.parts.get(name, ZERO)) * one / shape[name] for name, one in wanted.items()),
+        Fraction(0),
+    )
+    return Fraction(price.per_hour) * value / Fraction(sold)
+
+
+def fit(booked: Shape, shape: Shape) -> int:
+    """Return how many of a booking a node holds."""
+    pairs = (
+        (booked.cpu_milli, shape.cpu_milli),
+        (booked.memory_bytes, shape.memory_bytes),
+        (booked.gpu_milli, shape.gpu_milli),
+    )
+    return min((have // need for need, have in pairs if need), default=0)
+
+
+def booking_rates(booked: Shape, price: NodePrice) -> dict[str, Decimal]:
+    """Return what an hour of a booking counts in every unit: the rates of its commitment."""
+    hours = {
+        CPU_HOURS: Decimal(booked.cpu_milli) / 1000,
+        GPU_HOURS: Decimal(booked.gpu_milli) / 1000,
+    }
+    counted = {unit: one for unit, one in hours.items() if one}
+    return {price.currency: ceil_micro(part_of_price(booked, price)), **counted}
 
 
 def dearest(prices: Iterable[NodePrice]) -> NodePrice | None:

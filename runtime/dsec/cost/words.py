@@ -1,11 +1,22 @@
-"""Refusals of the gate in words: whose budget, what is left, what was asked, what would help."""
+"""Budgets in words: refusals, parts of the limit that were passed, what is in force and why."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from dsec.api.budget import BudgetAction
 from dsec.cost.amounts import HOURS, ZERO, shown
-from dsec.cost.budgets import Standing
+from dsec.cost.budgets import Crossing, Standing
 from dsec.cost.commitments import Commitment
+
+ACTIONS: Mapping[BudgetAction, str] = {
+    BudgetAction.WARN: "nothing changes",
+    BudgetAction.STOP_GROWING: "what runs goes on, and nothing is added",
+    BudgetAction.DEGRADE: "roles shrink to their least replica count",
+    BudgetAction.PAUSE: "sandboxes are paused until there is budget",
+    BudgetAction.END: "the work ends as over budget, its results collected first",
+}
+"""What each action means."""
 
 
 def refusal_words(
@@ -43,6 +54,31 @@ def refusal_words(
     if width:
         return f"{base}; at {price} it covers {width} of {asked}; the rest {remedy}"
     return f"{base}; it does not cover one more at {price}; {remedy}"
+
+
+def crossing_words(crossing: Crossing, now: Standing) -> str:
+    """Return the sentence of an event: which part was passed, and what happens then."""
+    unit = now.allowance.unit
+    head = (
+        f"budget {crossing.budget} of {crossing.path}: {crossing.fired.percent} % of "
+        f"{shown(now.limit, unit)} is reached, {shown(now.spent, unit)} is spent"
+    )
+    if crossing.action is None:
+        return head
+    return f"{head}; {crossing.action.value}: {ACTIONS[crossing.action]}"
+
+
+def standing_words(now: Standing, committed: Decimal) -> str:
+    """Return how a budget stands: spent, promised, left, and what is in force until when."""
+    unit = now.allowance.unit
+    left = max(ZERO, now.limit - now.spent - committed)
+    base = (
+        f"{shown(now.spent, unit)} of {shown(now.limit, unit)} is spent and "
+        f"{shown(committed, unit)} promised, {shown(left, unit)} is left"
+    )
+    if now.in_force is None:
+        return base
+    return f"{base}; {now.in_force.value} is in force until {_renews(now)}"
 
 
 def _renews(standing: Standing) -> str:

@@ -22,14 +22,12 @@ from dsec.cost.budgets import (
     Level,
     Standing,
     action_for,
-    allowance_of,
     ancestors,
-    chosen_by,
     crossings,
     standing,
-    task_allowance,
 )
 from dsec.cost.commitments import Commitment, Payer, terms
+from dsec.cost.declared import allowance_of, chosen_by, mistakes, task_allowance
 from dsec.cost.escrow import Move, may_move, moved
 from dsec.cost.gate import (
     Blocked,
@@ -410,16 +408,21 @@ def test_a_record_says_whose_budget_it_is(spec: dict[str, str], path: str) -> No
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({}, "currency: unset"),
-        ({"currency": "EUR", "target": "other"}, "target: other"),
-        ({"currency": "EUR", "scope": "task"}, "target: unset; scope task"),
+        ({}, "spec.currency: unset; allowed is an ISO 4217 code"),
+        ({"unit": "gpu-hours", "currency": "EUR"}, "spec.currency: EUR; allowed is none"),
+        ({"currency": "EUR", "target": "other"}, "spec.target: other; allowed is none or vision"),
+        ({"currency": "EUR", "scope": "task"}, "spec.target: unset; allowed is a name"),
+        (
+            {"currency": "EUR", "period": {"kind": "rolling"}},
+            "spec.period.rollingSeconds: unset; kind rolling needs 3600",
+        ),
         (
             {"currency": "EUR", "regions": [RegionShare(region=r, percent=60) for r in "ab"]},
-            "regions: 120 percent",
+            "spec.regions: 120; allowed is at most 100 percent",
         ),
         (
             {"currency": "EUR", "regions": [RegionShare(region="a", percent=6)] * 2},
-            "regions: a, a; each region once",
+            "spec.regions: a; allowed is each region once",
         ),
     ],
 )
@@ -428,6 +431,24 @@ def test_a_record_that_contradicts_itself_is_named(spec: dict[str, object], said
     declared = BudgetSpec.model_validate({"limit": "1", **spec})
     with pytest.raises(MoneyError, match=said):
         allowance_of("b", declared, tenant="acme", project="vision")
+
+
+def test_every_mistake_of_a_record_is_told_at_once() -> None:
+    """And only the platform limits accounts and pools."""
+    declared = BudgetSpec.model_validate(
+        {"limit": "1", "scope": "pool", "period": {"timeZone": "Mars/Olympus"}}
+    )
+    found = mistakes(declared, project="vision")
+    assert [one.path for one in found] == [
+        "spec.scope",
+        "spec.target",
+        "spec.currency",
+        "spec.period.timeZone",
+    ]
+    assert "project or task here" in found[0].message
+    fine = BudgetSpec.model_validate({"limit": "1", "scope": "account", "currency": "EUR"})
+    assert mistakes(fine, project="dsec-system", platform=True) == []
+    assert len(mistakes(fine, project="vision")) == 1
 
 
 def test_the_unit_is_what_the_record_counts() -> None:

@@ -2,14 +2,20 @@
 
 import json
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from cost_make import GIB, NODE, TASK, price, usd
+from cost_make import GIB, NODE, TASK, allowance, price, usd
+from dsec.api.budget import PeriodKind, PeriodUnit
 from dsec.cost.amounts import ZERO, MoneyError, added, cents, exact, shown
 from dsec.cost.awslist import instance_prices, spot_prices, tiered_prices
-from dsec.cost.commitments import Payer
+from dsec.cost.budgets import standing
+from dsec.cost.commitments import Commitment, Payer
+from dsec.cost.entries import row_of
+from dsec.cost.flows import committed
+from dsec.cost.gate import state_of
 from dsec.cost.ledger import Ledger
 from dsec.cost.metering import (
     IdleRule,
@@ -25,12 +31,14 @@ from dsec.cost.metering import (
     meter,
     stored,
 )
+from dsec.cost.periods import Period, instant
 from dsec.cost.prices import (
     NodePrice,
     OwnedCost,
     PriceBook,
     Rates,
     Shape,
+    booking_rates,
     dearest,
     of_owned,
     of_rates,
@@ -232,6 +240,73 @@ def test_metering_again_books_nothing_again() -> None:
     ledger = Ledger()
     assert len(ledger.extend(entries(lines, 301.0))) == 2
     assert ledger.extend(entries(lines, 999.0)) == []
+
+
+STARTS = [
+    "2026-03-28T22:17:11Z",  # an hour is left out in Berlin that night
+    "2026-10-24T21:59:59Z",  # an hour comes twice
+    "2026-02-28T20:00:00Z",  # the month ends
+    "2016-12-31T21:30:00Z",  # a leap second
+    "2018-11-03T23:00:00Z",  # midnight is left out in Sao Paulo, and comes twice in Havana
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    start=st.sampled_from(STARTS),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/Sao_Paulo", "America/Havana", "+05:45"]),
+    every=st.sampled_from(PeriodUnit),
+    anchor=st.sampled_from([None, date(2016, 1, 1), date(2015, 12, 29)]),
+    looks=st.lists(st.integers(1, 40_000), max_size=5),
+)
+def test_months_summer_time_leap_seconds_and_restarts_change_nothing(
+    start: str, zone: str, every: PeriodUnit, anchor: date | None, looks: list[int]
+) -> None:
+    """Every second is in one period: what periods spent is the bill, however it was read."""
+    begin = instant(start)
+    kind = PeriodKind.ANCHORED if anchor else PeriodKind.CALENDAR
+    period = Period(kind, every, anchor, zone=zone)
+    one = NodeUse("n", price("7.77"), begin, begin + 36_000, "own", payers=(Payer(TASK),))
+    ledger, rows = Ledger(), []
+    for look in [*sorted(looks), 40_000]:
+        for cell in cells(one, begin + look, ledger.charged_until("n")):
+            rows += [row_of(e) for e in ledger.extend(entries(meter(one, [], cell), 0.0))]
+        ledger = Ledger.rebuild(reversed(rows))
+    budget = allowance("100", "acme", period=period)
+    spent, at = ZERO, begin
+    while at < begin + 36_000:
+        span = period.span(at)
+        part = ledger.spent(budget, span, "")
+        lasts = min(span.end or 0, begin + 36_000) - max(span.start or 0, begin)
+        assert abs(part - usd("7.77") * Decimal(lasts) / 3600) < usd("0.00001")
+        spent, at = spent + part, span.end or 0
+    assert spent == bill(one, begin + 40_000) == usd("77.70")
+
+
+def test_a_sandbox_on_an_owned_node_is_promised_and_charged_with_its_node() -> None:
+    """Its commitment is charged as far as the node is metered: nothing counts twice."""
+    own = of_owned(OwnedCost("USD", usd(35_064), usd(4)), NODE)
+    assert booking_rates(HALF, own) == {"USD": usd("0.5"), "cpu-hours": usd(2)}
+    held = Commitment(
+        "sb-1",
+        booking_rates(HALF, own),
+        (Payer(TASK),),
+        100.0,
+        1900.0,
+        wind_down_seconds=0,
+        minimum_seconds=0,
+        source="n",
+    )
+    ledger = Ledger()
+    ledger.extend(committed(ledger, held, 100.0))
+    one = NodeUse("n", own, 0.0, pool="own")
+    for until, promised in ((0, "0.25"), (300, "0.222223"), (900, "0.138889"), (1800, "0.013889")):
+        for cell in cells(one, until, ledger.charged_until("n")):
+            ledger.extend(entries(meter(one, [box("sb-1", TASK, HALF, 100.0)], cell), until))
+        budget = standing(allowance("0.5", TASK), ledger.spent, until)
+        state = state_of([budget], ledger.open())
+        assert state.committed(budget.name) == usd(promised)
+        assert abs(budget.spent + usd(promised) - usd("0.25")) < usd("0.00001")
 
 
 # ---- prices

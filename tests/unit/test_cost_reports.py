@@ -10,7 +10,8 @@ from dsec.api.budget import BudgetAction, BudgetStatus, PeriodKind, PeriodUnit
 from dsec.api.experiment import ExperimentBudget, ExperimentSpec, OnExceed
 from dsec.api.meta import ConditionStatus, condition_of
 from dsec.cost.amounts import ZERO, MoneyError
-from dsec.cost.budgets import Fired, action_for, chosen_by, crossings, standing, task_allowance
+from dsec.cost.budgets import Fired, action_for, crossings, standing
+from dsec.cost.declared import chosen_by, task_allowance
 from dsec.cost.entries import EntryKind
 from dsec.cost.estimate import budgets_that_refuse, estimate
 from dsec.cost.flows import given, opened, settled

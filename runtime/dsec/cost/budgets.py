@@ -13,20 +13,16 @@ millionth. Once reached it stays in force, remembered by the caller, until the p
 limit changes: otherwise work would grow back into the room that shrinking it has made.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from dsec.api.budget import (
     BudgetAction,
     BudgetLevelKind,
-    BudgetScope,
-    BudgetSpec,
-    BudgetUnit,
 )
-from dsec.api.experiment import ExperimentBudget, OnExceed
-from dsec.cost.amounts import ZERO, MoneyError, divided, exact, floor_micro, unit_of
-from dsec.cost.periods import FOREVER, Period, Span, period_of
+from dsec.cost.amounts import ZERO, MoneyError, divided, floor_micro
+from dsec.cost.periods import FOREVER, Period, Span
 
 POOL = "pool:"
 """Start of the path of a pool's budget."""
@@ -45,13 +41,6 @@ GROWS = frozenset({BudgetAction.WARN})
 """Actions under which work may still grow."""
 RENEWS = GROWS | {BudgetAction.STOP_GROWING, BudgetAction.DEGRADE}
 """Actions under which what runs may go on."""
-
-_ACTIONS: Mapping[OnExceed, BudgetAction] = {
-    OnExceed.DEGRADE: BudgetAction.DEGRADE,
-    OnExceed.STOP_GROWING: BudgetAction.STOP_GROWING,
-    OnExceed.PAUSE: BudgetAction.PAUSE,
-    OnExceed.TERMINATE: BudgetAction.END,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,53 +148,6 @@ def ancestors(path: str) -> tuple[str, ...]:
     return tuple("/".join(names[: at + 1]) for at in range(len(names)))
 
 
-def allowance_of(
-    name: str, spec: BudgetSpec, *, tenant: str, project: str, currency: str | None = None
-) -> Allowance:
-    """Return a record's budget; `tenant` and `project` are those of its namespace.
-
-    `currency` is the tenant's, for a budget that names none. Raises MoneyError for the first field
-    that makes no sense: field, value, what is allowed.
-    """
-    unit = spec.unit.value if spec.unit is not BudgetUnit.MONEY else spec.currency or currency
-    if unit is None:
-        raise MoneyError("currency: unset, and the tenant has none; an ISO 4217 code is allowed")
-    if sum(one.percent for one in spec.regions) > HUNDRED:
-        total = sum(one.percent for one in spec.regions)
-        raise MoneyError(f"regions: {total} percent in all; at most 100 is allowed")
-    names = [one.region for one in spec.regions]
-    if len(set(names)) < len(names):
-        raise MoneyError(f"regions: {', '.join(names)}; each region once is allowed")
-    return Allowance(
-        name,
-        _path(spec, tenant, project),
-        exact(spec.limit, "limit"),
-        unit_of(unit, "currency"),
-        period_of(spec.period),
-        tuple(Level(one.percent, one.level, one.action) for one in spec.levels),
-        tuple(sorted(set(spec.alert_percents))),
-        tuple((one.region, one.percent) for one in spec.regions),
-    )
-
-
-def task_allowance(path: str, budget: ExperimentBudget, currency: str | None) -> Allowance:
-    """Return the ceiling that a task declared at its submission (COST-01): one for all its life.
-
-    Raises MoneyError where neither it nor the tenant names a currency.
-    """
-    unit = budget.currency or currency
-    if unit is None:
-        raise MoneyError("budget.currency: unset, and the tenant has none; an ISO 4217 code")
-    kind = (
-        BudgetLevelKind.TERMINATE
-        if budget.on_exceed is OnExceed.TERMINATE
-        else BudgetLevelKind.HARD
-    )
-    level = Level(HUNDRED, kind, _ACTIONS[budget.on_exceed])
-    limit = exact(budget.limit, "budget.limit")
-    return Allowance(f"task/{path}", path, limit, unit_of(unit), levels=(level,))
-
-
 def standing(
     allowance: Allowance,
     spent: Callable[[Allowance, Span, str], Decimal],
@@ -278,11 +220,6 @@ def action_of(level: Level, chosen: BudgetAction | None = None) -> BudgetAction:
     return chosen or level.action
 
 
-def chosen_by(budget: ExperimentBudget | None) -> BudgetAction | None:
-    """Return the action that a task chose for itself, None: it left that to the budgets."""
-    return _ACTIONS[budget.on_exceed] if budget else None
-
-
 def action_for(
     standings: Iterable[Standing], path: str, chosen: BudgetAction | None = None
 ) -> BudgetAction | None:
@@ -310,17 +247,3 @@ def _reached(now: Standing, percent: int) -> bool:
 def _rank(level: Level) -> int:
     """Order levels of one percentage: the strictest comes last and counts."""
     return STRICTNESS.index(action_of(level))
-
-
-def _path(spec: BudgetSpec, tenant: str, project: str) -> str:
-    if spec.scope is BudgetScope.PROJECT:
-        if spec.target not in {None, project}:
-            raise MoneyError(f"target: {spec.target}; a project's budget lies in its own namespace")
-        return f"{tenant}/{project}"
-    if spec.scope is BudgetScope.ACCOUNT:
-        return spec.target or tenant
-    if spec.target is None:
-        raise MoneyError(f"target: unset; scope {spec.scope.value} needs a name")
-    if spec.scope is BudgetScope.POOL:
-        return f"{POOL}{spec.target}"
-    return f"{tenant}/{project}/{spec.target}"

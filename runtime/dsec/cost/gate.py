@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from dsec.api.budget import BudgetAction
 from dsec.cost.amounts import HOURS, ZERO
-from dsec.cost.budgets import GROWS, RENEWS, Standing
+from dsec.cost.budgets import GROWS, RENEWS, Standing, ancestors
 from dsec.cost.commitments import Commitment, Terms, furthest, latest, promised, terms
 from dsec.cost.words import refusal_words
 
@@ -325,12 +325,13 @@ def renewals(
 def may_divide(state: BudgetState, want: Commitment, payers: Sequence[str], now: float) -> Verdict:
     """Say whether a running commitment may be divided anew, for example when work joins a node.
 
-    `want` is the commitment with its new payers. It is refused where a budget does not cover its
-    new part until the run-until time; the old division then stays in force.
+    `want` is the commitment with its new payers, `payers` those that join. It is refused where a
+    budget does not cover its new part until the run-until time; the old division then stays.
     """
+    joined = {path for one in payers for path in ancestors(one)}
     rest = state.minus(want.id)
     for standing in rest.on(want):
-        blocked = _refusal(standing, want, GROWS if standing.allowance.path in payers else RENEWS)
+        blocked = _refusal(standing, want, GROWS if standing.allowance.path in joined else RENEWS)
         room = rest.room(standing)
         if blocked is None and room is not None:
             need = promised(want, standing.allowance, standing.span)

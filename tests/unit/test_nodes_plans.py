@@ -69,8 +69,9 @@ SENTENCES = [
             ),
         ),
         (
-            "buys 1 node of c16 (spot) in east/east-1 for pool cloud at 0.6 USD per hour: the provider "
-            "takes nodes back, and 1 request needs a place; region east by home (of east 0.6 USD)"
+            "buys 1 node of c16 (spot) in east/east-1 for pool cloud at 0.6 USD per hour: the "
+            "provider takes nodes back, and 1 request needs a place; region east by home (of east "
+            "0.6 USD)"
         ),
     ),
     (Plan(NOW, cordons=("n",)), "gives no new work to n"),
@@ -95,8 +96,8 @@ SENTENCES = [
     (
         Plan(NOW, drains=(Drain("n", Why.EXPIRY, rests=("a",), deadline=NOW),)),
         (
-            "drains n: it is paid for no longer; 1 sandbox is paused and saved by 2027-01-15 08:00:00 "
-            "UTC"
+            "drains n: it is paid for no longer; 1 sandbox is paused and saved by 2027-01-15 "
+            "08:00:00 UTC"
         ),
     ),
     (

@@ -65,13 +65,13 @@ class Buyer:
         self.steps: list[Step] = []
         self._probes: set[str] = set()
         buffered = any(one.request.resources.gpu_count for one in self.state.buffers)
-        self._headroom = (
-            self.rules.headroom_with_buffer if buffered else self.rules.headroom
-        ) * choices.per_card
+        self._headroom = self.rules.headroom_with_buffer if buffered else self.rules.headroom
 
-    def buy(self, numbers: Iterable[int], *, region: str = "") -> list[Step]:
+    def buy(self, numbers: Sequence[int], *, region: str = "") -> list[Step]:
         """Find nodes for classes; what finds none keeps `left`, and `blocked` says why."""
         first = len(self.steps)
+        if not numbers:
+            return []
         order = self.choices.sorted(numbers)
         for markets in STAGES:
             tier = [
@@ -138,7 +138,7 @@ class Buyer:
                 continue
             worth = sum(groups[number].ref * count for number, count in fill)
             if idle < choice.shape.cards:
-                worth += self._headroom * idle
+                worth += self._headroom * self.choices.per_card * idle
             score = worth / least_price(choice.offering.price_per_hour)
             if score > choice.score:
                 choice.score, choice.fill = score, fill

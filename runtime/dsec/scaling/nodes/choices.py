@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dsec.api.scaling import Market
 from dsec.placement.asked import Asked
@@ -51,20 +52,27 @@ class Choices:
         self.regions = sorted({one.region for one in state.offerings})
         self._shapes: dict[object, Shape] = {}
         self._spot: dict[int, bool] = {}
-        self.every = [
-            self._choice(one, closed)
-            for one in state.offerings
-            if not (markets := rules.of(one.pool).markets) or one.market in markets
+
+    @cached_property
+    def every(self) -> list[Choice]:
+        """All offerings whose market their pool allows; made when something is to be bought."""
+        return [
+            self._choice(one)
+            for one in self.state.offerings
+            if not (markets := self.rules.of(one.pool).markets) or one.market in markets
         ]
+
+    @cached_property
+    def per_card(self) -> float:
+        """Cheapest price per card and hour."""
         priced = [
             least_price(one.offering.price_per_hour) / one.shape.cards
             for one in self.every
             if one.shape.cards
         ]
-        self.per_card = min(priced, default=0.0)
-        """Cheapest price per card and hour."""
+        return min(priced, default=0.0)
 
-    def _choice(self, offering: Offering, closed: Closed) -> Choice:
+    def _choice(self, offering: Offering) -> Choice:
         node = offering.named("virtual")
         # filters look at neither price nor place: equal machines in many zones are one shape
         key = (
@@ -92,8 +100,8 @@ class Choices:
             choice.closed = Why.FROZEN
         elif tries == 0:
             choice.closed, choice.detail = Why.BACKED_OFF, held
-        elif offering.pool in closed and (explicit or not offering.cloud):
-            choice.closed, choice.detail = closed[offering.pool]
+        elif offering.pool in self.closed and (explicit or not offering.cloud):
+            choice.closed, choice.detail = self.closed[offering.pool]
         elif tries is not None:
             choice.probe = held
         return choice

@@ -7,8 +7,9 @@ short gap, and starts anew after a long one.
 
 import math
 from dataclasses import replace
+from itertools import chain
 
-from dsec.api.scaling import NodePreset
+from dsec.api.scaling import Market, NodePreset
 from dsec.scaling.nodes.plans import Why
 from dsec.scaling.nodes.rules import NodeRules
 from dsec.scaling.nodes.state import FleetState, PoolMemory
@@ -47,9 +48,12 @@ def _since(known: float | None, now: float, holds: bool) -> float | None:
 
 def by_load(state: FleetState, rules: NodeRules, pool: str) -> bool:
     """Return whether some of a pool's nodes go by the preset node-load."""
-    offerings = [one for one in state.offerings if one.pool == pool]
-    offerings += [node.offering for node in state.of_pool(pool)]
-    return any(rules.of(pool).preset_of(one) is NodePreset.NODE_LOAD for one in offerings)
+    preset = rules.of(pool).preset
+    if preset is not None:
+        return preset is NodePreset.NODE_LOAD
+    offerings = (one for one in state.offerings if one.pool == pool)
+    held = (node.offering for node in state.of_pool(pool))
+    return any(one.market is Market.OWNED for one in chain(offerings, held))
 
 
 def closed_pools(state: FleetState, rules: NodeRules) -> dict[str, tuple[Why, str]]:

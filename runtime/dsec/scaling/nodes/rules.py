@@ -163,7 +163,10 @@ class NodeRules:
 
     def of(self, pool: str) -> PoolRules:
         """Return the rules of a pool."""
-        return next((one for one in self.pools if one.pool == pool), PoolRules(pool))
+        for one in self.pools:
+            if one.pool == pool:
+                return one
+        return PoolRules(pool)
 
     def idle_s(self, offering: Offering) -> float:
         """Return how long a node is idle before it goes. What is paid for anyway goes late."""

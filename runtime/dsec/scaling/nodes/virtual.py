@@ -12,6 +12,7 @@ import numpy as np
 
 from dsec.placement.asked import Asked
 from dsec.placement.engine import place, place_class
+from dsec.placement.gangs import CLASS
 from dsec.placement.request import Decision, Health, Request
 from dsec.placement.view import ClusterView, Ints
 from dsec.scaling.nodes.offerings import FleetNode, NodePhase, Running, tolerant
@@ -127,9 +128,14 @@ def fit(
     at all where it is a gang, and in one region in any case (ROAD-08).
     """
     regions = regions or work.regions
-    requests = [tolerant(one.request) for one in work.members]
     if work.unit:
+        requests = [tolerant(one.request) for one in work.members]
         return _fit_unit(view, requests, regions)
+    requests = [one.request for one in work.members]
+    first = tolerant(work.request)
+    if first is not work.request:
+        rest = CLASS(first)
+        requests = [Request(one.id, *rest) for one in requests]
     everywhere = rows_in(view, regions)
     found: dict[str, str] = {}
     stages = [everywhere]

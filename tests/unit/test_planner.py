@@ -13,11 +13,12 @@ from dsec.controllers.isolating import Isolating
 from dsec.controllers.planner import Planner
 from dsec.controllers.rounds import Rounds
 from dsec.controllers.tenants import used_by
-from dsec.controllers.translating import quota_problem, request_of
+from dsec.controllers.translating import quota_problem
 from dsec.journal.bindings import Binding, Needs
 from dsec.placement.plans import Asking, Plan, PreemptionPolicy
 from dsec.placement.preemption import plan
 from dsec.placement.request import Decision, Node, node_of
+from dsec.placement.translating import request_of
 from dsec.placement.words import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -18,7 +18,7 @@ def test_an_invalid_tenant_is_said_once_and_stops_no_other() -> None:
     """Again when something else is wrong with it, or after it was right."""
     records: list[dict[str, Any]] = []
     cache: Any = SimpleNamespace(all=lambda: records)
-    tenants = Tenants(UNUSED, cache, UNUSED, UNUSED, UNUSED, UNUSED, UNUSED, UNUSED)
+    tenants = Tenants(UNUSED, cache, *[UNUSED] * 7)
     with capture_logs() as said:
         for projects in (5, 5, "no list", ["p"], 5, 5):
             records[:] = [tenant("bad", projects), tenant("good", ["q"])]

@@ -140,6 +140,8 @@ async def _state(request: Request, node: Node) -> Response:
 async def _create(request: Request, node: Node) -> Response:
     call = await _body(request, CreateCall)
     node.agent.see_epoch(call.epoch)
+    if call.before is not None and node.agent.clock.now() > call.before:
+        raise ApiError(409, "late", f"this call was for a start before {call.before.isoformat()}")
     return _json(CreateAnswers(answers=await node.agent.create(call.specs)))
 
 

@@ -21,6 +21,57 @@ class CreatesCall(WireModel):
     batch: CreateBatch
 
 
+class LeaseWant(WireModel):
+    """A slice of quota that a gateway asks for, under an id that it makes."""
+
+    id: str
+    project: str
+    amounts: dict[str, int] = Field(description="Per dimension of the quota ledger.")
+
+
+class LeaseCall(WireModel):
+    """A gateway asks for leases of quota, renews them and gives them back.
+
+    `lane` is where it writes what it binds; the leader opens it, and with `done` closes it.
+    `images` has, by project, what single creates asked for lately.
+    """
+
+    holder: str
+    lane: str = Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,127}$")
+    wants: list[LeaseWant] = []
+    renew: list[str] = []
+    give_back: list[str] = []
+    images: dict[str, list[str]] = {}
+    done: bool = False
+
+
+class LeaseTerm(WireModel):
+    """A lease that was granted or renewed: it runs from when it was asked for."""
+
+    id: str
+    account: str
+    amounts: dict[str, int]
+    duration_s: float
+
+
+class LeaseAnswer(WireModel):
+    """What a gateway may spend and bind.
+
+    `shards` (by tenant) count from when the bind log has been read up to `position`, and only if
+    the lane has no mark of the leader after number `marked`. `pins` has, by project, what
+    sandboxes use of an image that was asked for. `opened` False: the lane is closed.
+    """
+
+    epoch: int
+    opened: bool
+    marked: int = 0
+    position: int = 0
+    shards: dict[str, list[int]] = {}
+    leases: list[LeaseTerm] = []
+    pins: dict[str, dict[str, str]] = {}
+    why: str = Field(default="", description="Why there is less than was asked for, in words.")
+
+
 class DumpCall(WireModel):
     """Dump the next round of decisions."""
 

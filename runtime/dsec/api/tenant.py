@@ -123,6 +123,9 @@ class TenantStatus(WireModel):
     observed_generation: int = Field(default=0, ge=0, description="Generation spoken of.")
     conditions: Conditions = Field(default=[], description="Ready; see RecordReason.")
     used: Amounts = Field(default=Amounts(), description="Sum over its live sandboxes.")
+    leased: Amounts = Field(
+        default=Amounts(), description="Lent to gateways for single creates, and not used yet."
+    )
     experiments: Count = Field(default=0, description="Experiments in its projects.")
     keyed: Count = Field(
         default=0, description="Sandboxes without an experiment that wait or have not ended."

@@ -72,6 +72,9 @@ class CreateCall(WireModel):
 
     epoch: int
     specs: list[SandboxSpec]
+    before: datetime | None = Field(
+        default=None, description="Nothing is started later (UTC): its caller decides no more."
+    )
 
 
 class CreateAnswer(WireModel):

@@ -13,7 +13,7 @@ import structlog
 
 from dsec.api.sandbox import GpuMode
 from dsec.api.tenant import TenantSpec
-from dsec.controllers.translating import COHORT, account_of, request_of
+from dsec.controllers.translating import COHORT, account_of
 from dsec.journal.bindings import Binding
 from dsec.placement.accounts import Account, QuotaError, amounts_of, total
 from dsec.placement.entries import Entry
@@ -21,6 +21,7 @@ from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
 from dsec.placement.queueing import QueuePolicy
 from dsec.placement.request import Decision, Node
+from dsec.placement.translating import request_of
 from dsec.placement.view import ClusterView
 
 log = structlog.get_logger()

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from dsec.api.internal import CreatesCall, DumpCall, EndCall, EndOutcome
+from dsec.api.internal import (
+    CreatesCall,
+    DumpCall,
+    EndCall,
+    EndOutcome,
+    LeaseAnswer,
+    LeaseCall,
+)
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.keyed import CallInvalidError
@@ -120,6 +127,10 @@ class Controller:
     async def end(self, call: EndCall) -> EndOutcome:
         """End sandboxes of a project. Raises NotLeadingError."""
         return await self._leading().end(call)
+
+    async def lease(self, call: LeaseCall) -> LeaseAnswer:
+        """Lend a gateway quota and keys. Raises NotLeadingError."""
+        return await self._leading().keyed.lease(call)
 
     async def dump(self, _: DumpCall) -> DecisionDump:
         """Dump the next round of decisions.

@@ -82,11 +82,13 @@ class Placer:
         tenants: Callable[[], Mapping[str, TenantSpec]],
         changed: Callable[[Sequence[Binding]], None],
         preemption: PreemptionPolicy,
+        mine: Callable[[str, str], bool],
         moving: Mapping[str, Move] = MappingProxyType({}),
     ) -> None:
         """`tenants` returns the spec of each tenant, `changed` is told of what was bound.
 
-        `moving`: paused sandboxes on their way to another node, by id.
+        `mine(tenant, key)`: whether a new key is bound here, not by a gateway. `moving`: paused
+        sandboxes on their way to another node, by id.
         """
         self._log = bind_log
         self._fleet = fleet
@@ -111,6 +113,7 @@ class Placer:
 
         self._rounds = Isolating(begin)
         self._changed = changed
+        self._mine = mine
         self._inbox: list[_Submission] = []
         self._demands: dict[str, Demand] = {}
         self._refused_by: dict[str, dict[str, float]] = {}
@@ -130,6 +133,21 @@ class Placer:
     def displacer(self) -> Displacer:
         """Who carries out preemption now."""
         return self._rounds.rounds.displacer
+
+    @property
+    def crowded(self) -> bool:
+        """Whether room is kept or made for waiting work: nobody else may take it."""
+        displacer, waits = self.displacer, bool(self._log.state.waiting()) or bool(self._demands)
+        kept = waits and self.rounds.planner.kept is not None
+        return kept or bool(displacer.victims) or bool(displacer.held)
+
+    def short_of_quota(self) -> set[str]:
+        """Return the tenants with work that waits for quota."""
+        told = [(b, self._why.get(b.id, ())) for b in self._log.state.waiting()]
+        for demand in self._demands.values():
+            told += [(b, demand.refused.get(b.id, ())) for b in demand.candidates]
+        quota = PendingReason.QUOTA
+        return {b.tenant for b, why in told if any(one.reason is quota for one in why)}
 
     # ------------------------------------------------------------------ what others ask
 
@@ -231,7 +249,7 @@ class Placer:
                 submission.done.cancel()
             raise
         bound = [self._log.state.by_id[i] for i in (_id(row) for row in rows if row.kind == "bind")]
-        self._announce(bound)
+        self.announce(bound)
         self.displacer.send()
         for submission in submissions:
             if not submission.done.done():
@@ -268,7 +286,7 @@ class Placer:
         for submission in submissions:
             for want in submission.wants:
                 known = self._log.state.key(want.tenant, want.key)
-                if (want.tenant, want.key) in fresh:
+                if (want.tenant, want.key) in fresh or not self._mine(want.tenant, want.key):
                     continue
                 if known is not None:
                     if not replaceable(known) or known.body_hash != want.body_hash:
@@ -367,7 +385,8 @@ class Placer:
             for id_, nodes in refused.items()
         }
 
-    def _announce(self, bound: Sequence[Binding]) -> None:
+    def announce(self, bound: Sequence[Binding]) -> None:
+        """Tell everybody of what has a node now."""
         for binding in bound:
             identity = binding.spec.identity
             self._history.add(

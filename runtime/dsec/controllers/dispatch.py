@@ -44,11 +44,13 @@ class Dispatcher:
         on_refused: Callable[[str, str, str], None],
         on_unsendable: Callable[[Binding, str], Awaitable[None]],
         on_unturned: Callable[[str, str], None] = lambda _id, _why: None,
+        held: Callable[[str], bool] = lambda _id: False,
     ) -> None:
         """`on_refused(id, node, reason)` is told of each create that an agent turned down.
 
         `on_unsendable(binding, why)` ends what no agent can ever be asked for. `on_unturned(id,
-        why)` is told of each pause and resume that an agent turned down.
+        why)` is told of each pause and resume that an agent turned down. `held(id)`: a gateway is
+        about to create it, and nothing is said of it here.
         """
         self._epoch = epoch
         self._state = state
@@ -58,6 +60,7 @@ class Dispatcher:
         self._on_refused = on_refused
         self._on_unsendable = on_unsendable
         self._on_unturned = on_unturned
+        self._held = held
         self._confirmed: dict[str, tuple[str, float]] = {}
         self._stops: dict[str, dict[str, tuple[EndReason, str]]] = {}
         self._turns: dict[str, dict[str, tuple[bool, str]]] = {}
@@ -217,7 +220,11 @@ class Dispatcher:
             # what it has already is known with its first answer, which wakes this worker
             return False
         known = self._confirmed
-        due = [b for b in self._state.on_node(node) if known.get(b.id, ("",))[0] != node][:BATCH]
+        due = [
+            b
+            for b in self._state.on_node(node)
+            if known.get(b.id, ("",))[0] != node and not self._held(b.id)
+        ][:BATCH]
         due = await self._sendable(due)
         if due:
             asked = {b.id for b in due}
@@ -254,10 +261,11 @@ class Dispatcher:
 
     async def _stop_some(self, node: str) -> bool:
         watch, stops = self._fleet.watch(node), self._stops.get(node, {})
-        if watch is None or not stops:
+        ready = {i: why for i, why in stops.items() if not self._held(i)}
+        if watch is None or not ready:
             return False
-        reason, message = next(iter(stops.values()))
-        ids = [i for i, why in stops.items() if why == (reason, message)][:BATCH]
+        reason, message = next(iter(ready.values()))
+        ids = [i for i, why in ready.items() if why == (reason, message)][:BATCH]
         call = StopCall(epoch=self._epoch, ids=ids, reason=reason.value, message=message)
         try:
             await watch.client.stop(call)

@@ -22,7 +22,6 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.planner import Planner
-from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.compaction import Move
@@ -32,6 +31,7 @@ from dsec.placement.preemption import plan
 from dsec.placement.preemption_words import Hindrance
 from dsec.placement.reclaim import consents
 from dsec.placement.refusal import Refusal
+from dsec.placement.translating import request_of
 from dsec.world.clock import Clock
 
 SETTLED_SECONDS = 10.0

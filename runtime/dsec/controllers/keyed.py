@@ -4,12 +4,12 @@ What each gets of its tenant is decided here as for experiments: default image, 
 key that is known keeps the image that it got first. No state: keys are in the bind log.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from dsec.api.internal import CreatesCall
+from dsec.api.internal import CreatesCall, LeaseAnswer, LeaseCall
 from dsec.api.meta import TENANT_LABEL
 from dsec.api.records import Tenant
 from dsec.api.tenant import TenantSpec
@@ -17,6 +17,7 @@ from dsec.api.wire import KeyedAnswer, KeyedCreate
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.images import DeclaredImages
+from dsec.controllers.leasing import Leasing
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.journal.keyed import keyed_binding, new_id, reference_of
@@ -39,6 +40,7 @@ class KeyedCreates:
     placer: Placer
     digests: Digests
     declared: DeclaredImages
+    leasing: Leasing
     clock: Clock
     randomness: Randomness
 
@@ -69,8 +71,36 @@ class KeyedCreates:
                     now=self.clock.now(),
                 )
             )
-        answers = iter(await self.placer.submit(wants) if wants else [])
+        answers: Iterator[KeyedAnswer] = iter(())
+        if wants:
+            async with self.leasing.claimed(name, [want.key for want in wants]):
+                answers = iter(await self.placer.submit(wants))
         return [refused.get(at) or next(answers) for at in range(len(call.batch.creates))]
+
+    async def lease(self, call: LeaseCall) -> LeaseAnswer:
+        """Lend a gateway quota and keys of the projects that it names.
+
+        What sandboxes use of the images that were asked for is told besides, as far as it can be
+        used at all. Raises FencedError, ObjectStoreError.
+        """
+        tenants: dict[str, str] = {}
+        pins: dict[str, dict[str, str]] = {}
+        for project in {*call.images, *(want.project for want in call.wants)}:
+            try:
+                tenants[project], rights = self.tenant_of(project)
+            except CallInvalidError:
+                continue
+            images = call.images.get(project, [])
+            names = {image: reference_of(image, rights) for image in images}
+            usable = {image: name for image, name in names.items() if isinstance(name, str)}
+            declared = self.declared.of(project, rights)
+            found = await self.digests.references(usable.values(), declared)
+            pins[project] = {
+                image: pinned
+                for image, name in usable.items()
+                if isinstance(pinned := found[name], str)
+            }
+        return await self.leasing.lease(call, tenants, pins)
 
     async def _images(
         self, call: CreatesCall, tenant: str, rights: TenantSpec

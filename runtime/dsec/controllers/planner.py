@@ -12,7 +12,7 @@ from functools import partial
 from dsec.api.reasons import PendingReason
 from dsec.controllers.books import Books
 from dsec.controllers.recorder import Recorder
-from dsec.controllers.translating import request_of, unit_of
+from dsec.controllers.translating import unit_of
 from dsec.journal.bindings import Binding
 from dsec.placement.asked import Asked
 from dsec.placement.backfill import Reservation, Work, run_round
@@ -23,6 +23,7 @@ from dsec.placement.entries import Entry
 from dsec.placement.queueing import QueuePolicy, Waiting, ordered
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
+from dsec.placement.translating import request_of
 
 
 class Planner(Books):

@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dsec.controllers.planner import Planner
-from dsec.controllers.translating import request_of
 from dsec.journal.bindings import Binding
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.deciding import Wanted, decide
@@ -12,6 +11,7 @@ from dsec.placement.displacing import resumable, resume
 from dsec.placement.ledger import Ledger
 from dsec.placement.reclaim import borrower
 from dsec.placement.request import Decision
+from dsec.placement.translating import request_of
 from dsec.placement.view import ClusterView
 
 RIVALS = 1000

@@ -17,6 +17,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import Amounts, Purge, TenantSpec, TenantStatus
 from dsec.controllers.collector import Collector
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.leasing import Leasing
 from dsec.controllers.translating import quota_problem
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -43,6 +44,7 @@ class Tenants:
     bind_log: BindLog
     collector: Collector
     dispatcher: Dispatcher
+    leasing: Leasing
     clock: Clock
     _invalid: dict[str, str] = field(default_factory=dict)
     """What is wrong with tenants, as it was said last: placement looks at them at each round."""
@@ -91,6 +93,7 @@ class Tenants:
             observed_generation=tenant.metadata.generation,
             conditions=with_condition(tenant.status.conditions, condition, now=now),
             used=used_by(self.bind_log.state.live(), key[1]),
+            leased=self.leasing.leased(key[1]),
             experiments=len(members),
             keyed=len(self._keyed(key[1])),
             purge=purge,
@@ -105,6 +108,7 @@ class Tenants:
         if purge is None or purge.until <= self.clock.now():
             return None
         message = f"all sandboxes of tenant {tenant} without an experiment are ended by {purge.by}"
+        await self.leasing.withhold(tenant)
         found = self._keyed(tenant)
         await self.collector.stop(found, EndReason.STOPPED, message, self.dispatcher)
         if not purge.observed:

@@ -24,6 +24,7 @@ from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
+from dsec.controllers.leasing import Leasing
 from dsec.controllers.nodes import NodePools, Nodes, Traits
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
@@ -105,6 +106,7 @@ class Term:
             changed=self._changed,
             moving=compactor.moving,
         )
+        self.leasing = Leasing(bind_log, world.objects, clock)
         self.dispatcher = Dispatcher(
             bind_log.epoch,
             bind_log.state,
@@ -114,6 +116,7 @@ class Term:
             on_refused=self._refused,
             on_unsendable=self._unsendable,
             on_unturned=self._unturned,
+            held=self.leasing.held,
         )
         self.tenants = Tenants(
             world.records,
@@ -123,6 +126,7 @@ class Term:
             bind_log,
             self.collector,
             self.dispatcher,
+            self.leasing,
             clock,
         )
         self.placer = Placer(
@@ -134,6 +138,7 @@ class Term:
             tenants=self.tenants.specs,
             changed=self._changed,
             preemption=preemption,
+            mine=self.leasing.mine,
             moving=compactor.moving,
         )
         self.compacting = Compacting(
@@ -156,6 +161,7 @@ class Term:
             self.placer,
             digests,
             declared,
+            self.leasing,
             clock,
             world.randomness,
         )
@@ -230,6 +236,7 @@ class Term:
 
     async def run(self) -> None:
         """Serve until something ends the term; raises what ended it."""
+        await self.leasing.begin(self.placer, self.dispatcher)
         tasks = [
             *(cache.run() for cache in self.caches.values()),
             *(self._reconcile(kind) for kind in self.queues),
@@ -238,6 +245,7 @@ class Term:
             self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
             self._compact(),
+            self.leasing.run(),
             self._keep_house(),
             self._watch_failures(),
         ]
@@ -262,6 +270,8 @@ class Term:
 
     async def end(self, call: EndCall) -> EndOutcome:
         """End sandboxes of a project; repeating it changes nothing."""
+        if any(sandbox not in self.bind_log.state.by_id for sandbox in call.ids):
+            await self.leasing.lanes.catch_up()
         state = self.bind_log.state
         unknown = [
             sandbox
@@ -277,6 +287,7 @@ class Term:
     # ------------------------------------------------------------------ wiring
 
     async def _answered(self, memory: NodeMemory, state: NodeState) -> None:
+        await self.leasing.learn(memory.name, state)
         await self.collector.take(memory, state, self.dispatcher)
 
     def _refused(self, sandbox: str, node: str, reason: str) -> None:

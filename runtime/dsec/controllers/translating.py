@@ -1,13 +1,10 @@
-"""From what is recorded to what placement knows: bindings as requests, quotas as accounts. Pure."""
-
-from collections.abc import Sequence
+"""From what is recorded to what the ledger knows: quotas as accounts, bindings as units. Pure."""
 
 from dsec.api.experiment import TaskClass
 from dsec.api.tenant import TenantSpec
 from dsec.journal.bindings import Binding
 from dsec.placement.accounts import Account, QuotaError, limits
 from dsec.placement.ledger import Ledger
-from dsec.placement.request import Request
 
 COHORT = "cluster"
 """Tenants lend each other what is idle in the whole cluster."""
@@ -16,33 +13,6 @@ COHORT = "cluster"
 def unit_of(binding: Binding) -> str:
     """Return the name of what starts together or not at all."""
     return binding.gang or binding.id
-
-
-def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
-    """Return what placement is asked for a binding."""
-    needs, spec = binding.needs, binding.spec
-    return Request(
-        id=binding.id,
-        resources=spec.resources,
-        isolation=spec.isolation,
-        labels=tuple(sorted(needs.node_labels.items())),
-        tolerations=tuple(needs.tolerations),
-        pools=tuple(needs.pools),
-        gpu_model=needs.gpu_model,
-        gang=binding.gang,
-        simulated=needs.simulated,
-        features=tuple(needs.features),
-        avoid=tuple(sorted(set(avoid))),
-        tenant=binding.tenant,
-        queue=needs.queue,
-        stage=needs.stage,
-        priority=binding.priority,
-        task_class=needs.task_class,
-        image=spec.image,
-        datasets=tuple(needs.datasets),
-        near=needs.near,
-        spread=needs.spread,
-    )
 
 
 def account_of(name: str, spec: TenantSpec, project: str = "") -> Account:

@@ -103,6 +103,7 @@ def build_metrics(gateway: Gateway) -> Starlette:
     """Return the scrape endpoint."""
 
     async def metrics(_: Request) -> Response:
+        gateway.metrics.leases.set(gateway.placing.leases.valid())
         gateway.metrics.nodes.set(len(gateway.views.watches))
         await queues.measure(gateway)
         return Response(gateway.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -19,12 +19,15 @@ from dsec.gateway.documents import Documents
 from dsec.gateway.errors import ApiError
 from dsec.gateway.identity import AwsIdentity
 from dsec.gateway.leader import Leader
+from dsec.gateway.leases import Leases
 from dsec.gateway.metrics import Metrics
+from dsec.gateway.nodes import NearNodes
+from dsec.gateway.placing import Placing
 from dsec.gateway.views import Views
-from dsec.journal.bindlog import BindLogReader
 from dsec.journal.decisions import DecisionReader
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
+from dsec.journal.lanes import LanedReader
 from dsec.journal.queuelog import QueueLogs
 from dsec.journal.results import ResultReader
 from dsec.rules import Settings
@@ -84,7 +87,8 @@ class Gateway:
         self.caches = {kind: Cache(records, kind, clock) for kind in KINDS}
         self.authoriser = Authoriser(records, clock, config.namespace)
         self.leader = Leader(records, network, clock, config.namespace, config.internal_secret)
-        self.views = Views(network, clock, BindLogReader(objects), ResultReader(objects))
+        self.views = Views(network, clock, LanedReader(objects), ResultReader(objects))
+        self.placing = self._placing()
         self.decisions = DecisionReader(objects)
         self.audit = HistoryWriter(
             config.audit or objects,
@@ -108,6 +112,7 @@ class Gateway:
             *(cache.run() for cache in self.caches.values()),
             self._follow_nodes(),
             self._follow_log(),
+            self.placing.leases.run(),
             self.audit.run(),
         ]
         running = [asyncio.ensure_future(task) for task in tasks]
@@ -119,6 +124,7 @@ class Gateway:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await self.placing.leases.close()
             await self.audit.close()
             await self.views.close()
             await self.leader.close()
@@ -127,6 +133,20 @@ class Gateway:
         """Return whether a sandbox is known to have ended."""
         binding = self.views.bind_log.state.by_id.get(sandbox)
         return binding is not None and not binding.live
+
+    def _placing(self) -> Placing:
+        """Return what places single creates here."""
+        reader, nodes = self.views.bind_log, self.caches["SandboxNode"]
+        leases = Leases(
+            self.leader,
+            self.objects,
+            reader,
+            clock=self.clock,
+            randomness=self.randomness,
+            identity=self.config.identity,
+        )
+        near = NearNodes(nodes, self.views, self.clock, self.randomness)
+        return Placing(leases, near, self.views, self.clock, self.randomness)
 
     @property
     def ready(self) -> bool:

@@ -15,6 +15,8 @@ from dsec.api.internal import (
     DumpCall,
     EndCall,
     EndOutcome,
+    LeaseAnswer,
+    LeaseCall,
 )
 from dsec.api.wire import ErrorBody, KeyedAnswers
 from dsec.gateway.errors import ApiError, away
@@ -52,6 +54,10 @@ class Leader:
     async def end(self, call: EndCall) -> EndOutcome:
         """Have sandboxes ended. Raises ApiError."""
         return await self._call("/internal/v1/end", call, EndOutcome)
+
+    async def lease(self, call: LeaseCall) -> LeaseAnswer:
+        """Have quota and keys lent, or taken back. Raises ApiError."""
+        return await self._call("/internal/v1/leases", call, LeaseAnswer)
 
     async def dump(self) -> DecisionDump:
         """Have the next round of decisions dumped. Raises ApiError: 422 where nothing waits."""

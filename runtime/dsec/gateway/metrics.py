@@ -26,6 +26,15 @@ class Metrics:
         self.rows = Counter(
             "dsec_gateway_journal_rows_total", "Rows taken from agents.", registry=self.registry
         )
+        self.creates = Counter(
+            "dsec_gateway_creates_total",
+            "Creates by who bound them: this gateway, out of a lease of quota, or the leader.",
+            ["by"],
+            registry=self.registry,
+        )
+        self.leases = Gauge(
+            "dsec_gateway_leases", "Leases of quota that may be spent now.", registry=self.registry
+        )
         self.nodes = Gauge(
             "dsec_gateway_nodes", "Agents that the gateway follows.", registry=self.registry
         )

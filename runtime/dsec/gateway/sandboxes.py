@@ -9,7 +9,7 @@ from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxState
 from dsec.api.wire import PROTOCOL, CreateBatch
 from dsec.gateway.calls import BATCH_BYTES, Call
-from dsec.gateway.errors import away, invalid, not_found
+from dsec.gateway.errors import ApiError, away, invalid, not_found
 from dsec.journal.inputs import ITEM_BYTES
 from dsec.world.records import Access
 
@@ -18,15 +18,25 @@ async def create(call: Call) -> Response:
     """Bind keyed creates: at most one sandbox per key, whatever is lost on the way."""
     batch = await call.model(CreateBatch, BATCH_BYTES)
     _check_sizes(batch)
-    call.gateway.tenant_of(call.project)
-    answers = await call.gateway.leader.create(
-        CreatesCall(
-            project=call.project,
-            user=call.user.name,
-            correlation_id=call.correlation,
-            batch=batch,
-        )
+    gateway = call.gateway
+    tenant, rights = gateway.tenant_of(call.project)
+    asked = CreatesCall(
+        project=call.project,
+        user=call.user.name,
+        correlation_id=call.correlation,
+        batch=batch,
     )
+    answers = await gateway.placing.create(asked, tenant, rights)
+    gateway.metrics.creates.labels("leader" if answers is None else "gateway").inc(
+        len(batch.creates)
+    )
+    if answers is None:
+        try:
+            answers = await gateway.leader.create(asked)
+        except ApiError as problem:
+            if problem.status != 503:  # noqa: PLR2004 - HTTP
+                raise
+            raise away(f"{problem}; {gateway.placing.leases.words()}") from problem
     text = answers.model_dump_json(by_alias=True, exclude_none=True)
     return Response(text, media_type="application/json")
 

@@ -11,7 +11,7 @@ from dsec.api.records import SandboxNode
 from dsec.api.sandbox import End, SandboxState, SandboxStatus
 from dsec.api.wire import NodeState
 from dsec.journal.bindings import Binding
-from dsec.journal.bindlog import BindLogReader
+from dsec.journal.lanes import LanedReader
 from dsec.journal.results import ResultReader
 from dsec.world.agents import NodeMemory, NodeWatch
 from dsec.world.cache import Key
@@ -31,7 +31,7 @@ class Views:
 
     network: Network
     clock: Clock
-    bind_log: BindLogReader
+    bind_log: LanedReader
     results: ResultReader
     watches: dict[str, NodeWatch] = field(default_factory=dict)
     _log_read: float | None = None
@@ -57,7 +57,7 @@ class Views:
         for watch in watches:
             await watch.close()
 
-    async def fresh_log(self, *, newest: bool = False) -> BindLogReader:
+    async def fresh_log(self, *, newest: bool = False) -> LanedReader:
         """Return the bind log, read to its end where `newest`. Raises ObjectStoreError."""
         now = self.clock.monotonic()
         if newest or self._log_read is None or now - self._log_read > LOG_SECONDS:

@@ -126,10 +126,11 @@ class LanedReader(BindLogReader):
             # what was applied beyond the snapshot is to be read again
             self._lanes = {}
 
-    def applied(self, lane: str, number: int, segment: LaneSegment) -> None:
-        """Take a segment that this process wrote itself, unless it has been read meanwhile."""
-        if self._known(lane) == number - 1:
+    def applied(self, lane: str, number: int, segment: LaneSegment) -> bool:
+        """Take a segment that this process has in hand; False: earlier ones are not read yet."""
+        if self._known(lane) == number - 1 and lane in self.state.lanes:
             self._take(lane, number, segment)
+        return self._known(lane) >= number
 
     async def at_end(self) -> None:
         """Read the open lanes to their ends. Raises ObjectStoreError."""

@@ -90,6 +90,13 @@ class LeaseBook:
             self.open_at = min(self.open_at, now + SAFETY_S + MARGIN_S)
         return unfit
 
+    def shown(self) -> list[Lease]:
+        """Return all leases, with what is left of each."""
+        return [
+            replace(lease, amounts=self.ledger.leases[lease_id].amounts)
+            for lease_id, lease in self._granted.items()
+        ]
+
     def open(self, now: float) -> bool:
         """Return whether the books are complete, so that new work may be admitted."""
         return min(now, self.read_until) >= self.open_at

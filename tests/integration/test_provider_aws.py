@@ -246,6 +246,17 @@ async def test_extend_writes_the_tag(world: World, make: Make) -> None:
     assert {(node.run_until, node.epoch) for node in held} == {(T0 + 900, 3)}
 
 
+async def test_lost_replies_of_ends_and_extensions(world: World, make: Make) -> None:
+    """Both are states that are asked for: a repeat changes nothing more."""
+    provider = make()
+    (node,) = (await provider.buy(Buy(Offer(), 1, "t"), epoch=1, run_until=T0)).nodes
+    world.faults = [("CreateTags", "lose"), ("TerminateInstances", "lose")]
+    assert (await provider.extend([node.id], T0 + 60, epoch=1)).ended == {node.id}
+    assert (await provider.end([node.id], epoch=1)).ended == {node.id}
+    assert (world.count("CreateTags"), world.count("TerminateInstances")) == (2, 2)
+    assert (await provider.list()).nodes == ()
+
+
 async def test_a_leader_that_was_followed_is_turned_away(make: Make) -> None:
     """Tags tell an old leader that there is a newer one."""
     await make().buy(Buy(Offer(), 1, "t-new"), epoch=9, run_until=T0)

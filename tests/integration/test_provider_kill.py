@@ -3,6 +3,7 @@
 `make soak` takes every pair of neighbouring calls; here a sample, around the purchases.
 """
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -39,7 +40,7 @@ def _finish(process: "subprocess.Popen[str]") -> int:
 
 async def _killed_at(world: World, folder: Path, number: int, side: str) -> bool:
     """Kill the buyer at one side of one call, let it go on; False: it makes fewer calls."""
-    installation = f"kill-{side}-{number}"
+    installation = f"kill-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
     world.calls.clear()
     buyers: list[subprocess.Popen[str]] = []
 
@@ -93,11 +94,11 @@ async def _check(world: World, installation: str, folder: Path) -> None:
     await provider.end([node.id], epoch=99)
 
 
-@pytest.mark.parametrize(("number", "side"), [(2, "before"), (2, "after"), (5, "after")])
+@pytest.mark.parametrize(("number", "side"), [(2, "after"), (5, "before")])
 async def test_a_killed_buyer_goes_on(
     servers: World, tmp_path: Path, number: int, side: str
 ) -> None:
-    """Around the first launch, and after the ends were asked for."""
+    """After the first launch, whose reply nobody reads, and before the ends are asked for."""
     assert await _killed_at(servers, tmp_path, number, side)
 
 

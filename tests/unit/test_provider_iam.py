@@ -4,12 +4,16 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dsec.agent.config import load
 from dsec.providers.aws_launch import template_data
-from dsec.providers.user_data import LARGEST, render
+from dsec.providers.user_data import ADDRESS, INSTANCE, LARGEST, agent_settings, render
 from provider_make import T0, Offer, aws_settings
 
 PACKAGE = resources.files("dsec.providers")
@@ -69,6 +73,40 @@ def test_the_first_start_script_is_a_script(market: str) -> None:
     assert enabled == ["dsec-deadline.timer", "dsec-agent.service"]
     for unit in enabled:
         assert f"cat > /etc/systemd/system/{unit}" in text
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_the_agent_takes_the_settings_of_the_script(tmp_path: Path, market: str) -> None:
+    """What the script writes is what the agent reads, with machine and address put in."""
+    settings = aws_settings("i", labels={"taints": "team=a", "team": "a"})
+    told = json.dumps(agent_settings(settings, settings.pools["burst"], Offer(market=market), T0))
+    told = told.replace(INSTANCE, "i-0123456789abcdef0").replace(ADDRESS, "10.0.0.7")
+    (tmp_path / "agent.json").write_text(told)
+    config = load({"config": tmp_path / "agent.json"}, {})
+    assert (config.node_name, config.pool, config.join) == ("i-0123456789abcdef0", "burst", "aws")
+    assert config.run_until is not None
+    assert config.run_until.timestamp() == T0
+    assert config.watch_spot is (market == "spot")
+    taints = "team=a,dsec.dev/spot" if market == "spot" else "team=a"
+    assert config.labels["taints"] == taints
+    assert config.labels["market"] == market
+
+
+@pytest.mark.parametrize(("late", "ends"), [(10, False), (70, True)])
+def test_the_guard_of_a_machine_is_a_program(tmp_path: Path, late: int, *, ends: bool) -> None:
+    """Without any agent it ends a machine a minute after its run-until, by the command it has."""
+    until = datetime.now(UTC) - timedelta(seconds=late)
+    config = {
+        "stateDir": str(tmp_path),
+        "gateway": "https://g:1",
+        "nodeName": "n",
+        "runUntil": until.isoformat(),
+        "shutdown": ["touch", str(tmp_path / "off")],
+    }
+    (tmp_path / "agent.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "dsec.agent.deadline", "--config", tmp_path / "agent.json"]
+    subprocess.run(command, check=True, timeout=60)
+    assert (tmp_path / "off").exists() is ends
 
 
 def test_too_long_settings_are_refused() -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
+from dsec.placement.request import Node
 from dsec.providers.provider import (
     EventKind,
     FailureKind,
@@ -12,9 +13,12 @@ from dsec.providers.provider import (
     Phase,
     Scope,
     StaleEpochError,
+    Wanted,
 )
 from dsec.providers.simulated import SimulatedProvider
 from dsec.providers.weather import Weather, boot_seconds, interrupted_at, is_out, spot_price
+from dsec.scaling.nodes.offerings import Market, Offering
+from dsec.scaling.nodes.plans import Purchase, Why
 from dsec.world.memory import MemoryObjects
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,6 +155,25 @@ async def test_a_taken_node_is_announced_and_ends(time: Time, store: MemoryObjec
     (event,) = await provider.events()
     assert event.kind is EventKind.GONE
     assert (await provider.list()).nodes == ()
+
+
+async def test_the_planners_purchase_is_one(time: Time, store: MemoryObjects) -> None:
+    """What the planner decides is bought as it is."""
+    offering = Offering(
+        pool="burst",
+        provider="simulated",
+        instance_type="m",
+        region="r",
+        zone="z",
+        market=Market.SPOT,
+        node=Node("", 1000, 1 << 30),
+        price_per_hour=Decimal("0.1"),
+        currency="USD",
+    )
+    wanted: Wanted = Purchase(offering, 1, "t", Why.PENDING)
+    provider = SimulatedProvider(store, time, CALM)
+    (node,) = (await provider.buy(wanted, epoch=1, run_until=T0 + 600)).nodes
+    assert (node.offering, node.market) == (offering.key, "spot")
 
 
 @given(seed=st.integers(0, 1000), at=st.floats(T0, T0 + 1e6), index=st.integers(0, 50))

@@ -87,10 +87,20 @@ class AgentClient:
             NodeState, self.http.get("/v1/state", params=params, timeout=timeout)
         )
 
-    async def create(self, epoch: int, specs: list[SandboxSpec]) -> list[CreateAnswer]:
-        """Create sandboxes; idempotent by id. Raises as all calls do, and AgentStaleError."""
-        answers = await self._post(CreateAnswers, "sandboxes", CreateCall(epoch=epoch, specs=specs))
-        return answers.answers
+    async def create(
+        self,
+        epoch: int,
+        specs: list[SandboxSpec],
+        *,
+        before: datetime | None = None,
+        seconds: float = CALL_SECONDS,
+    ) -> list[CreateAnswer]:
+        """Create sandboxes; idempotent by id. Raises as all calls do, and AgentStaleError.
+
+        None is started after `before` (UTC). `seconds`: how long an answer is waited for.
+        """
+        call = CreateCall(epoch=epoch, specs=specs, before=before)
+        return (await self._post(CreateAnswers, "sandboxes", call, seconds)).answers
 
     async def stop(self, call: StopCall) -> None:
         """End sandboxes; idempotent."""
@@ -118,11 +128,14 @@ class AgentClient:
         """Move the node's own end; idempotent by revision. The answer says what holds now."""
         return await self._post(RunUntilAnswer, "run-until", call)
 
-    async def _post(self, answer: type[M], path: str, body: BaseModel) -> M:
+    async def _post(
+        self, answer: type[M], path: str, body: BaseModel, seconds: float = CALL_SECONDS
+    ) -> M:
         content = body.model_dump_json(by_alias=True, exclude_none=True)
         headers = {"Content-Type": "application/json"}
         return await self._call(
-            answer, self.http.post(f"/v1/{path}", content=content, headers=headers)
+            answer,
+            self.http.post(f"/v1/{path}", content=content, headers=headers, timeout=seconds),
         )
 
     async def _call(self, answer: type[M], request: Awaitable[httpx2.Response]) -> M:

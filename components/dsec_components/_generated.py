@@ -643,6 +643,15 @@ class PoolOffering(TypedDict):
     gpu_memory_bytes: NotRequired[pulumi.Input[int]]
     """Memory of each GPU, in bytes."""
 
+    disk_bytes: NotRequired[pulumi.Input[int]]
+    """Writable space, in bytes; unset: as much as is asked for."""
+
+    isolation: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Substrates that it has. One of: container, gvisor, microvm, function."""
+
+    features: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """What its kernel and agent offer, for example pvc."""
+
     price_per_hour: NotRequired[pulumi.Input[str]]
     """Overrides the price book, per node and hour."""
 

@@ -1,11 +1,19 @@
 """Plans as they are told, dumped and made again; the same from a live view; right-sized nodes."""
 
+import re
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
 
 import pytest
+import yaml
+from dsec.api.records import SandboxNodePool
 from dsec.api.scaling import Market
 from dsec.placement.compaction import Move
 from dsec.placement.request import Decision
+from dsec.rules import POOL_RULES, check
+from dsec.scaling.nodes.catalogue import offerings_of
 from dsec.scaling.nodes.dumps import Asking, FleetDump, replay
 from dsec.scaling.nodes.need import need
 from dsec.scaling.nodes.planning import plan
@@ -20,7 +28,7 @@ from dsec.scaling.nodes.plans import (
     Removal,
     Renewal,
 )
-from dsec.scaling.nodes.rules import NodeRules
+from dsec.scaling.nodes.rules import NodeRules, pool_rules
 from dsec.scaling.nodes.sizing import right_sized
 from dsec.scaling.nodes.virtual import view_of
 from dsec.scaling.nodes.words import plan_words, refused_words
@@ -252,3 +260,26 @@ def test_tokens_differ_by_what_was_carried_out_before() -> None:
     first, again = planned(state).buys[0], planned(state).buys[0]
     later = planned(replace(state, serial=1)).buys[0]
     assert first.token == again.token != later.token
+
+
+def test_the_pool_of_the_page_is_valid() -> None:
+    """docs/node-scaling.md: its example is a record, breaks no rule, and becomes rules."""
+    page = Path(__file__).parents[2] / "docs" / "node-scaling.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    record = yaml.safe_load(text)
+    pool = SandboxNodePool.model_validate(record)
+    assert pool.spec.scaling is not None
+    assert check(record["spec"], name="burst", rules=POOL_RULES, kind=pool.kind) == []
+    made = pool_rules("burst", pool.spec.scaling)
+    assert (made.max_nodes, made.max_cost_per_hour, made.buffers[0].count) == (40, 60, 100)
+    prices = {"burst/eu-central-1/eu-central-1a/m7i.8xlarge/spot": (Decimal("0.7"), "USD")}
+    offered, lacking = offerings_of("burst", pool.spec, prices.get)
+    assert [one.key for one in offered] == [*prices]
+    assert len(lacking) == 7
+    (one,) = offered
+    assert (one.node.memory_bytes, one.provider, one.limit) == (127 << 30, "aws", None)
+    seen = replace(one.node, features=frozenset({"pvc"}), memory_bytes=120 << 30)
+    ((learned,), _) = offerings_of("burst", pool.spec, prices.get, {"m7i.8xlarge": seen})
+    assert (learned.node.features, learned.node.memory_bytes) == (seen.features, 120 << 30)
+    monday = datetime(2026, 11, 30, 7, 0, tzinfo=UTC).timestamp()
+    assert (made.bounds(monday).least, made.bounds(monday - 3601).least) == (4, 1)

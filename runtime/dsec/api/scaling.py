@@ -7,6 +7,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.meta import Bytes, Count, Money, Word
+from dsec.api.sandbox import IsolationLevel
 
 Clock = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", max_length=5)]
 """Time of day, for example 20:00."""
@@ -69,6 +70,15 @@ class PoolOffering(WireModel):
     gpu_count: Annotated[int, Field(ge=0, le=256)] = Field(default=0, description="GPUs.")
     gpu_model: Word = Field(default="", description="Model of its GPUs.")
     gpu_memory_bytes: Bytes = Field(default=0, description="Memory of each GPU, in bytes.")
+    disk_bytes: Bytes | None = Field(
+        default=None, description="Writable space, in bytes; unset: as much as is asked for."
+    )
+    isolation: list[IsolationLevel] = Field(
+        default=[IsolationLevel.CONTAINER], max_length=4, description="Substrates that it has."
+    )
+    features: list[Word] = Field(
+        default=[], max_length=64, description="What its kernel and agent offer, for example pvc."
+    )
     price_per_hour: Money | None = Field(
         default=None, description="Overrides the price book, per node and hour."
     )

@@ -22,6 +22,7 @@ from dsec.cli.output import (
     size,
 )
 from dsec.cli.session import client
+from dsec.cli.tenant_words import lent, tenant_lines
 
 if TYPE_CHECKING:
     from dsec.client import Client
@@ -50,6 +51,7 @@ class One(StrEnum):
     EXPERIMENT = "experiment"
     SANDBOX = "sandbox"
     NODE = "node"
+    TENANT = "tenant"
 
 
 def _at(*path: str) -> Callable[[Any], Any]:
@@ -132,6 +134,7 @@ _TENANTS: list[Column] = [
     ("CPU OWNED", lambda one: cores(_at("spec", "quota", "nominal", "cpuMilli")(one))),
     ("MEMORY USED", lambda one: size(_at("status", "used", "memoryBytes")(one))),
     ("MEMORY OWNED", lambda one: size(_at("spec", "quota", "nominal", "memoryBytes")(one))),
+    ("LENT TO GATEWAYS", lambda one: lent(one) or "-"),
     ("TASKS", _at("status", "experiments")),
 ]
 
@@ -265,11 +268,12 @@ def describe(
             status = dsec.sandbox(name)
             why = _why(dsec, status) if output is Output.TABLE else ""
             show_one(status, output, lambda: _sandbox_words(status, why))
-        elif kind is One.NODE:
-            found = next((one for one in dsec.nodes() if one["metadata"]["name"] == name), None)
+        elif kind in {One.NODE, One.TENANT}:
+            records = dsec.nodes() if kind is One.NODE else dsec.tenants()
+            found = next((one for one in records if one["metadata"]["name"] == name), None)
             if found is None:
-                _not_found("node", name)
-            show_one(found, output, lambda: _node_words(found or {}))
+                _not_found(kind.value, name)
+            show_one(found, output, lambda: _record_words(kind, found or {}))
         else:
             description = dsec.describe(name)
             show_one(description, output, lambda: _description_words(description))
@@ -327,6 +331,13 @@ def _sandbox_words(status: Any, why: str = "") -> None:
     for name, text in (("stdout", status.end.stdout), ("stderr", status.end.stderr)):
         for line in text.splitlines()[-SAID_LINES:]:
             print(f"  {name:<11} {line}")
+
+
+def _record_words(kind: One, record: dict[str, Any]) -> None:
+    if kind is One.NODE:
+        _node_words(record)
+    else:
+        print("\n".join(tenant_lines(record)))
 
 
 def _node_words(one: dict[str, Any]) -> None:

@@ -11,22 +11,21 @@ from pathlib import Path
 
 import structlog
 
+from dsec.api.suppliers import AwsSupplier
 from dsec.gateway import ca
 from dsec.gateway.app import build_app, build_metrics, build_webhook
 from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.gateway.identity import AwsIdentity
-from dsec.providers.aws import AwsProvider
-from dsec.providers.aws_settings import AwsSettings
+from dsec.providers.opening import open_aws
 from dsec.rules import Settings
 from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
-from dsec.world.ec2 import AwsApi, AwsConfig
 from dsec.world.http import NetworkPlain, NetworkTls
 from dsec.world.kube import connect
 from dsec.world.records import RecordsError
 from dsec.world.s3 import S3Objects
 from dsec.world.serve import Listener, run_until, stop_on_signals
-from dsec.world.settings import AwsJoinSettings, RoleSettings, SettingsError, load
+from dsec.world.settings import RoleSettings, SettingsError, load
 from dsec.world.tls import client_context, server_context
 
 API_PORT, WEBHOOK_PORT, METRICS_PORT = 8443, 9443, 9090
@@ -59,7 +58,7 @@ async def serve(settings: RoleSettings) -> None:
             region=settings.config.region,
             agent_account=f"system:serviceaccount:{namespace}:dsec-agent",
             settings=Settings(),
-            aws=_aws(settings.config.aws_join),
+            aws=_aws(settings.config.suppliers.aws),
         ),
     )
     stop = stop_on_signals()
@@ -81,22 +80,16 @@ async def serve(settings: RoleSettings) -> None:
         await records.close()
 
 
-def _aws(told: AwsJoinSettings | None) -> AwsIdentity | None:
+def _aws(told: AwsSupplier | None) -> AwsIdentity | None:
     """Return what asks AWS who calls, where machines of AWS may join."""
     if told is None:
         return None
-    provider = AwsProvider(
-        AwsApi(AwsConfig(region=told.region, endpoint=told.endpoint)),
-        AwsSettings(told.installation, told.region),
-        SystemClock(),
-        system_randomness(),
-    )
     return AwsIdentity(
         NetworkPlain(),
-        provider.find,
-        told.audience,
+        open_aws(told, SystemClock(), system_randomness()).find,
+        told.gateway,
         frozenset(told.accounts),
-        frozenset(told.roles),
+        frozenset(told.node_roles),
         told.endpoint,
     )
 

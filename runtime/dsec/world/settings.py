@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from dsec.api.base import WireModel
 from dsec.api.config import ScalingConfig, SchedulingConfig
+from dsec.api.suppliers import SuppliersConfig
 from dsec.world.s3 import S3Config
 
 CONFIG = "DSEC_ROLE_CONFIG"
@@ -37,17 +38,6 @@ class StoreSettings(WireModel):
     region: str = "us-east-1"
 
 
-class AwsJoinSettings(WireModel):
-    """How machines of AWS prove to the gateway who they are, instead of by a join token."""
-
-    installation: str = Field(description="Value of the tag dsec.dev/installation.")
-    region: str = Field(description="Where the machines are.")
-    audience: str = Field(description="URL of the gateway, as agents are told it.")
-    accounts: list[str] = Field(min_length=1, description="AWS accounts of the machines.")
-    roles: list[str] = Field(min_length=1, description="Names of the machines' roles.")
-    endpoint: str = Field(default="", description="AWS API; default: the region's own.")
-
-
 class RoleConfig(WireModel):
     """config.json: what every process of the control plane reads."""
 
@@ -58,7 +48,7 @@ class RoleConfig(WireModel):
     object_store: StoreSettings = StoreSettings()
     scheduling: SchedulingConfig = SchedulingConfig()
     scaling: ScalingConfig = ScalingConfig()
-    aws_join: AwsJoinSettings | None = None
+    suppliers: SuppliersConfig = SuppliersConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -39,6 +40,8 @@ class SimulatedNode(Model):
     profile: str
     region: str = "local"
     labels: dict[str, str] = {}
+    pool: str = ""
+    run_until: datetime | None = None
 
 
 class Plan(Model):
@@ -127,7 +130,11 @@ class Fleet:
             ca=plan.ca,
             token_file=self._directory / TOKENS / node.name,
             uid=f"simulated-{node.name}",
+            pool=node.pool,
             labels=labels_of(node),
+            run_until=node.run_until,
+            # whoever simulates the machine ends it
+            shutdown=["true"],
             durable=False,
         )
         substrate = SimulatedSubstrate(

@@ -298,6 +298,7 @@ def test_definitions_are_kept_unless_purged(run: Run) -> None:
                 "sandboxnodepools",
                 "sandboxnodes",
                 "sandboximages",
+                "budgets",
             )
         }
 

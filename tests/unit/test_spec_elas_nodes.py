@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 from dsec.api.scaling import Market, NodePreset, PoolScaling, ScheduleWindow, Shrinking, Weekday
+from dsec.placement.engine import place
+from dsec.placement.view import ClusterView
 from dsec.scaling.nodes.draining import drained
 from dsec.scaling.nodes.load import observed
 from dsec.scaling.nodes.need import need
@@ -522,3 +524,13 @@ def test_gpu_work_takes_the_node_with_the_best_fit() -> None:
     assert bought(planned(state)) == {"g1 on-demand": 1}
     many = tuple(pending(gpu(f"a{n}", cores=8)) for n in range(8))
     assert bought(planned(replace(state, pending=many))) == {"g8 on-demand": 1}
+
+
+def test_cards_of_a_bought_node_can_be_booked_by_name() -> None:
+    """A decision on a virtual node holds as it is on the node that comes."""
+    made = offering("g8", 96, 768, gpus=8)
+    asked = gpu("r")
+    (decision,) = place(ClusterView([made.named("n1")]), [asked])
+    view = ClusterView([made.named("n1")])
+    view.book(asked, decision)
+    assert view.bookings()["r"].devices == decision.devices

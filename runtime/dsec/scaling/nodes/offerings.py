@@ -60,7 +60,7 @@ class Offering:
         taints = node.taints
         if self.market is Market.SPOT and SPOT_TAINT not in taints:
             taints = (*taints, SPOT_TAINT)
-        devices = tuple(replace(card, uuid=f"{name}/{card.uuid}") for card in node.devices)
+        devices = tuple(replace(card, uuid=f"{name}:{card.uuid}") for card in node.devices)
         return replace(
             node,
             name=name,

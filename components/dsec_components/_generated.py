@@ -230,6 +230,11 @@ class Role(TypedDict):
     gpu: NotRequired[pulumi.Input[Gpu]]
     """GPUs of one replica. Change: new replicas only."""
 
+    exclusive_cpus: NotRequired[pulumi.Input[bool]]
+    """Its CPUs, rounded up to whole ones, are its own: no other sandbox runs there. Change: new
+    replicas only.
+    """
+
     privileged: NotRequired[pulumi.Input[bool]]
     """Always refused; named so that asking for it has an answer. Change: new replicas only."""
 

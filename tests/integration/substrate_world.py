@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from dsec.agent.cpusets import SHARED
 from dsec.agent.images import ImageStore
 from dsec.agent.substrates.oci import OciSubstrate
 from dsec.api.sandbox import End, Identity, Resources, SandboxSpec
@@ -147,5 +148,6 @@ async def world(state: Path, images: Path, **options: object) -> AsyncIterator[W
             await substrate.destroy(home.name)
         await substrate.close()
         for root in substrate.cgroups.hierarchies.all_roots():
-            with contextlib.suppress(FileNotFoundError):
-                (root / substrate.cgroups.parent).rmdir()
+            for group in (SHARED, ""):
+                with contextlib.suppress(FileNotFoundError):
+                    (root / substrate.cgroups.parent / group).rmdir()

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from dsec.agent.cpusets import parse
 from dsec.api.reasons import EndReason
 from substrate_world import PATIENCE, World, eventually, inside, world
 
@@ -219,3 +221,25 @@ echo scratch > /tmp/last; echo said; exit 1
     assert skipped["/output/dir"] == "is a link"
     assert "/output/pipe" in skipped
     assert "PARTIAL" not in found
+
+
+async def test_cpus_of_its_own(w: World) -> None:
+    """SCHED-29: one runs where nobody else does; the others have the rest, and all of it later."""
+    if not w.substrate.cgroups.pins or (os.cpu_count() or 1) < 2:
+        pytest.skip("this machine has one CPU, or no cpusets")
+
+    async def allowed(sandbox: str) -> set[int]:
+        out, _, _ = await w.exec(sandbox, "grep", "Cpus_allowed_list", "/proc/self/status")
+        return set(parse(out.decode().split()[1]))
+
+    every = set(range(os.cpu_count() or 1))
+    before = await w.begin(w.spec("sleep", "60"))
+    assert await allowed(before) == every
+    own = await w.begin(w.spec("sleep", "60", exclusive_cpus=True, cpus=[1]))
+    later = await w.begin(w.spec("sleep", "60"))
+    assert await allowed(own) == {1}
+    assert await allowed(before) == await allowed(later) == every - {1}
+    found = await w.substrate.inventory()
+    assert found.features["cpuset"] == "yes"
+    await w.substrate.destroy(own)
+    assert await allowed(before) == await allowed(later) == every

@@ -27,6 +27,7 @@ async def submit(sim: Sim, name: str, *, project: str = "lab", **asked: Any) -> 
     role = ROLE | {
         "replicas": asked.pop("replicas", 1),
         "min": asked.pop("least", 1),
+        "exclusiveCpus": asked.pop("exclusive", False),
         "resources": {
             "cpuMilli": asked.pop("cpu", 8000),
             "memoryBytes": asked.pop("memory", 1 << 28),

@@ -369,3 +369,27 @@ def test_heartbeats_are_told_once_to_each_follower_and_for_the_living_only() -> 
     core.finish(ids[1], End(reason=EndReason.COMPLETED), NOW)
     core.close(ids[1], NOW, archive="", partial=False)
     assert set(core.heartbeats(begun)) == {ids[0]}
+
+
+def test_cpus_of_its_own_are_nobody_elses() -> None:
+    """Those of placement where they are free, else others; kept while paused, free at the end."""
+    core = Core("n", 1, inventory(cpu_milli=8000, whole_cpus=4))
+
+    def asks(name: str, cpu: int, *cpus: int) -> tuple[bool, list[int], str]:
+        asked = spec(name, cpu_milli=cpu)
+        asked = asked.model_copy(update={"exclusive_cpus": True, "cpus": list(cpus)})
+        answer = core.admit(asked, NOW)
+        entry = core.get(asked.identity.id)
+        return answer.accepted, entry.spec.cpus if entry else [], answer.reason
+
+    assert asks("a", 1500, 2, 3) == (True, [2, 3], "")
+    assert asks("b", 1000, 3) == (True, [0], ""), "the third is taken"
+    assert asks("c", 1001) == (False, [], "capacity: cpus of its own: asked 2, free 1")
+    assert core.admit(spec("d", cpu_milli=2000), NOW).accepted
+    for state in (*ORDER[1:], S.PAUSED):
+        core.advance("sb-" + "b" * 26, state, NOW)
+    assert asks("e", 2000)[0] is False
+    core.request_stop("sb-" + "b" * 26, Stop(EndReason.STOPPED), NOW)
+    core.finish("sb-" + "b" * 26, End(reason=EndReason.STOPPED), NOW)
+    core.close("sb-" + "b" * 26, NOW, archive="", partial=False)
+    assert asks("f", 2000) == (True, [0, 1], "")

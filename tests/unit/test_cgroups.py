@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from dsec.agent.cgroups import SandboxCgroups, counters, detect, limits
+from dsec.agent.cpusets import Cpusets
 from dsec.api.sandbox import Resources
 
 V1 = """proc /proc proc rw 0 0
@@ -127,3 +128,72 @@ def test_a_required_limit_that_the_kernel_lacks_is_an_error(tmp_path: Path) -> N
 def test_counters() -> None:
     """Lines of other shapes are left out."""
     assert counters("low 0\noom_kill 3\nodd\nmax max\n") == {"low": 0, "oom_kill": 3}
+
+
+def test_a_cpuset_beside_another_controller_pins_nobody() -> None:
+    """Each group of that controller would have to be given CPUs as well."""
+    alone = V1 + "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n"
+    beside = V1.replace("cpu,cpuacct cgroup rw,relatime,cpu,cpuacct", "all cgroup rw,cpu,cpuset")
+    assert SandboxCgroups(detect(alone)).pins
+    assert not SandboxCgroups(detect(beside)).pins
+
+
+def group(path: Path, cpus: str = "", *, mems: str = "") -> None:
+    """Make a group as the kernel does: its files are there."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "cpuset.cpus").write_text(cpus)
+    (path / "cpuset.mems").write_text(mems)
+
+
+def test_version_1_pins_in_a_group_and_keeps_the_rest_off(tmp_path: Path) -> None:
+    """Two of their own are disjoint, all others share what is left, and get it back."""
+    group(tmp_path, "0-3\n", mems="0\n")
+    sets = Cpusets(tmp_path, version=1)
+    sets.setup()
+    assert sets.directory("plain") == tmp_path / "_shared"
+    assert (tmp_path / "_shared/cpuset.cpus").read_text() == "0,1,2,3"
+    sets.pin("a", [0, 1])
+    sets.pin("b", [3])
+    assert (sets.directory("a"), sets.directory("b")) == (tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a/cpuset.cpus").read_text() == "0,1"
+    assert (tmp_path / "a/cpuset.mems").read_text() == "0"
+    assert (tmp_path / "_shared/cpuset.cpus").read_text() == "2"
+    again = Cpusets(tmp_path, version=1)
+    again.setup()
+    assert again.directory("b") == tmp_path / "b", "a new agent knows them"
+    again.free("a")
+    again.free("a")
+    assert (tmp_path / "_shared/cpuset.cpus").read_text() == "0,1,2"
+
+
+def test_version_2_sets_the_rest_on_each_other_sandbox(tmp_path: Path) -> None:
+    """Also on those that come later, and on all of them again when the CPUs are free."""
+    group(tmp_path)
+    (tmp_path / "cpuset.cpus.effective").write_text("2,4-5\n")
+    for name in ("a", "old", "new"):
+        group(tmp_path / name)
+        group(tmp_path / name / "user")
+    sets = Cpusets(tmp_path, version=2)
+    sets.setup()
+    sets.pin("a", [1])
+    assert (tmp_path / "a/cpuset.cpus").read_text() == "4", "numbered among those that are there"
+    assert (tmp_path / "old/user/cpuset.cpus").read_text() == "2,5"
+    sets.pin("new", [])
+    assert (tmp_path / "new/user/cpuset.cpus").read_text() == "2,5"
+    assert sets.directory("a") is None
+    sets.free("a")
+    assert (tmp_path / "old/user/cpuset.cpus").read_text() == "2,4,5"
+
+
+def test_cpus_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    """And a kernel without cpusets gives nobody any; where all are taken the others share all."""
+    group(tmp_path, "0-1")
+    sets = Cpusets(tmp_path, version=1)
+    sets.setup()
+    with pytest.raises(FileNotFoundError, match="no CPU 2 of 2"):
+        sets.pin("a", [1, 2])
+    with pytest.raises(FileNotFoundError, match="nobody CPUs of its own"):
+        Cpusets(None, version=1).pin("a", [0])
+    Cpusets(None, version=1).pin("a", [])
+    sets.pin("a", [0, 1])
+    assert (tmp_path / "_shared/cpuset.cpus").read_text() == "0,1"

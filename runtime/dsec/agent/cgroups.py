@@ -12,9 +12,11 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.agent.cpusets import SHARED, Cpusets
 from dsec.api.sandbox import Evidence, Resources
 
 PERIOD_US = 100_000
@@ -56,6 +58,9 @@ def detect(mounts: str) -> Hierarchies:
             unified = Path(where)
         elif kind == "cgroup":
             names = set(options.split(",")) & {*_NESTED, *_FLAT}
+            if not names and "cpuset" in options.split(","):
+                # beside another controller each group of that would need CPUs, too
+                names = {"cpuset"}
             for name in names:
                 controllers[name] = Path(where)
             if not names:
@@ -118,6 +123,7 @@ class SandboxCgroups:
         """Keep what the node has; `parent` is a path. Nothing is made before `setup`."""
         self.hierarchies = hierarchies
         self.parent = parent.strip("/")
+        self._cpusets = Cpusets(self._cpuset_base(), version=hierarchies.version)
 
     def setup(self) -> None:
         """Make the parent in every hierarchy. Idempotent. Raises OSError."""
@@ -134,9 +140,24 @@ class SandboxCgroups:
                         file.write_text(_read(path.parent / name))
             if self.hierarchies.version == 2:  # noqa: PLR2004 - the name of the version
                 self._enable(path)
+        self._cpusets.setup()
+
+    @property
+    def pins(self) -> bool:
+        """Whether sandboxes can have CPUs to themselves here."""
+        return self._cpusets.base is not None
+
+    def _cpuset_base(self) -> Path | None:
+        """Return the parent of all sandboxes where cpusets are set; None: there are none."""
+        root = self.hierarchies.controllers.get("cpuset")
+        if self.hierarchies.version == 2 and self.hierarchies.unified:  # noqa: PLR2004 - the name of the version
+            offered = _read(self.hierarchies.unified / "cgroup.controllers").split()
+            root = self.hierarchies.unified if "cpuset" in offered else None
+        return root / self.parent if root is not None else None
 
     def _enable(self, level: Path) -> None:
-        (level / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+        more = " +cpuset" if self.pins else ""
+        (level / "cgroup.subtree_control").write_text(f"+memory +pids +cpu{more}")
 
     def _init_directory(self, root: Path, sandbox: str) -> Path:
         base = root / self.parent
@@ -173,17 +194,24 @@ class SandboxCgroups:
         if self.hierarchies.version == 2:  # noqa: PLR2004 - the name of the version
             return []
         leaf = self.leaf_parent(sandbox)
-        found = (self.user_directory(name, sandbox) for name in (*_NESTED, *_FLAT))
+        found = [self.user_directory(name, sandbox) for name in (*_NESTED, *_FLAT)]
+        found.append(self._cpusets.directory(sandbox))
         unique = dict.fromkeys(path for path in found if path is not None and path != leaf)
         return [path / "cgroup.procs" for path in unique]
 
-    def create(self, sandbox: str, resources: Resources) -> None:
-        """Make the groups of a sandbox and set its limits. Raises OSError."""
+    def create(self, sandbox: str, resources: Resources, cpus: Sequence[int] = ()) -> None:
+        """Make the groups of a sandbox and set its limits. Raises OSError.
+
+        `cpus` are its own: no other sandbox runs there.
+        """
+        if self.hierarchies.version == 1 and cpus:
+            self._cpusets.pin(sandbox, cpus)
         for procs in [*self.join_init(sandbox), *self.join_user(sandbox)]:
             procs.parent.mkdir(parents=True, exist_ok=True)
         self.leaf_parent(sandbox).mkdir(parents=True, exist_ok=True)
         if self.hierarchies.version == 2:  # noqa: PLR2004 - the name of the version
             self._enable(self.leaf_parent(sandbox).parent)
+            self._cpusets.pin(sandbox, cpus)
         for controller, file, value, required in limits(self.hierarchies.version, resources):
             directory = self.user_directory(controller, sandbox)
             if directory is None or not (directory / file).exists():
@@ -214,7 +242,7 @@ class SandboxCgroups:
             base = root / self.parent
             if base.is_dir():
                 names.update(entry.name for entry in base.iterdir() if entry.is_dir())
-        return names
+        return names - {SHARED}
 
     def pids(self, sandbox: str) -> set[int]:
         """Return the processes of a sandbox, init included, as the node numbers them."""
@@ -285,6 +313,10 @@ class SandboxCgroups:
 
         Raises TimeoutError where processes do not go (stuck in the kernel).
         """
+        self._remove(sandbox)
+        self._cpusets.free(sandbox)
+
+    def _remove(self, sandbox: str) -> None:
         until = time.monotonic() + _KILL_SECONDS
         pause = 0.001
         while self.pids(sandbox):

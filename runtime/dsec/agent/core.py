@@ -35,6 +35,10 @@ class StaleEpochError(Exception):
         self.highest = highest
 
 
+class CpuRefusalError(Exception):
+    """There are not as many CPUs that nobody has; the message says what was asked, what is free."""
+
+
 @dataclass(slots=True)
 class Used:
     """Sums over the live sandboxes of a node: what `Usage` says on the wire."""
@@ -150,18 +154,20 @@ class Core:
         if (known := self._entries.get(identity.id)) is not None:
             return CreateAnswer(id=identity.id, accepted=True, state=known.status.state)
         devices: list[str] = []
+        cpus: list[int] = []
         reason = self._refusal(spec)
         if not reason:
             try:
                 devices = self.gpus.choose(spec.resources, spec.devices)
-            except GpuRefusalError as error:
+                cpus = self._own_cpus(spec)
+            except (GpuRefusalError, CpuRefusalError) as error:
                 reason = f"capacity: {error}"
         if reason:
             return CreateAnswer(
                 id=identity.id, accepted=False, reason=reason, state=SandboxState.PENDING
             )
-        if devices != spec.devices:
-            spec = spec.model_copy(update={"devices": devices})
+        if devices != spec.devices or cpus != spec.cpus:
+            spec = spec.model_copy(update={"devices": devices, "cpus": cpus})
         self._insert(Entry(spec, self._status(spec, now, S.BOUND)))
         return CreateAnswer(id=identity.id, accepted=True, state=S.BOUND)
 
@@ -407,6 +413,22 @@ class Core:
                     f"incarnation {incarnation} is known here as {other.spec.identity.id}"
                 )
         return self._shortage(spec.resources)
+
+    def _own_cpus(self, spec: SandboxSpec) -> list[int]:
+        """Return the CPUs that a sandbox gets to itself: those of placement where they are free.
+
+        They stay its own while it is paused. Raises CpuRefusalError.
+        """
+        if not spec.exclusive_cpus:
+            return []
+        count = -(-spec.resources.cpu_milli // 1000)
+        taken = {cpu for entry in self._entries.values() if entry.live for cpu in entry.spec.cpus}
+        have = range(self.inventory.whole_cpus or self.inventory.cpu_milli // 1000)
+        free = [cpu for cpu in have if cpu not in taken]
+        if count > len(free):
+            raise CpuRefusalError(f"cpus of its own: asked {count}, free {len(free)}")
+        named = len(spec.cpus) == count and set(spec.cpus) <= set(free)
+        return list(spec.cpus) if named else free[:count]
 
     def _shortage(self, asked: Resources) -> str:
         have, used = self.inventory, self.used

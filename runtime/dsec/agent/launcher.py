@@ -101,7 +101,7 @@ class Launcher:
             await asyncio.to_thread(
                 rootfs.make_disk, self._templates, image, spec.resources.disk_bytes
             )
-        await asyncio.to_thread(self.cgroups.create, sandbox, spec.resources)
+        await asyncio.to_thread(self.cgroups.create, sandbox, spec.resources, spec.cpus)
         with contextlib.ExitStack() as held:
             listener = held.enter_context(bind_listener(record.home, SOCKET))
             fds = [listener.fileno()]

@@ -30,8 +30,10 @@ def _memory_bytes() -> int:
     raise ValueError("/proc/meminfo has no MemTotal")
 
 
-def node_inventory(state: Path, *, cgroup: int, runtime: str, disk: str) -> NodeInventory:
-    """Return capacity and features.
+def node_inventory(
+    state: Path, *, cgroup: int, runtime: str, disk: str, cpuset: bool = False
+) -> NodeInventory:
+    """Return capacity and features. `cpuset`: whether sandboxes can have CPUs to themselves.
 
     Disk is what is free below the state directory and what its sandboxes hold: those that live
     through a restart of the agent are booked against it.
@@ -47,6 +49,8 @@ def node_inventory(state: Path, *, cgroup: int, runtime: str, disk: str) -> Node
         "erofs": "yes" if "erofs" in systems else "no",
         "kvm": "yes" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "no",
     }
+    if cpuset:
+        features["cpuset"] = "yes"
     return NodeInventory(
         cpu_milli=(os.cpu_count() or 1) * 1000,
         memory_bytes=_memory_bytes(),
@@ -91,6 +95,7 @@ def offered(found: NodeInventory, config: AgentConfig) -> NodeInventory:
         update={
             "cpu_milli": int(cpu * config.cpu_overcommit),
             "memory_bytes": memory,
+            "whole_cpus": cpu // 1000,
             "max_sandboxes": config.max_sandboxes or found.max_sandboxes,
             "features": features,
         }

@@ -233,6 +233,10 @@ class Role(WireModel):
         default=RoleResources(), description="Hard ceilings of one replica."
     )
     gpu: NewReplicas[Gpu | None] = Field(default=None, description="GPUs of one replica.")
+    exclusive_cpus: NewReplicas[bool] = Field(
+        default=False,
+        description="Its CPUs, rounded up to whole ones, are its own: no other sandbox runs there.",
+    )
     privileged: NewReplicas[bool] = Field(
         default=False, description="Always refused; named so that asking for it has an answer."
     )

@@ -109,6 +109,14 @@ class SandboxSpec(WireModel):
     )
     grace_seconds: float = Field(default=5.0, ge=0, description="Between SIGTERM and SIGKILL.")
     devices: list[str] = Field(default=[], description="GPU UUIDs chosen by placement or agent.")
+    exclusive_cpus: bool = Field(
+        default=False, description="Its CPUs are whole ones on which no other sandbox runs."
+    )
+    cpus: list[int] = Field(
+        default=[],
+        description="CPUs of its own, chosen by placement or agent; numbered from 0 among those "
+        "that sandboxes may use.",
+    )
 
 
 class SandboxState(StrEnum):

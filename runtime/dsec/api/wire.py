@@ -36,6 +36,9 @@ class NodeInventory(WireModel):
         default={}, description="What the kernel offers, for example cgroup=v1, erofs=file."
     )
     simulated: bool = False
+    whole_cpus: int = Field(
+        default=0, ge=0, description="CPUs that sandboxes may have to themselves; 0: cpuMilli says."
+    )
 
 
 class NodeRegistration(WireModel):

@@ -125,7 +125,8 @@ class Books:
         for binding in sorted((bound[i] for i in ids if i in bound), key=_arrival):
             id_ = binding.id
             if id_ not in booked and binding.node in nodes:
-                decision = Decision(id_, binding.node, tuple(binding.spec.devices))
+                spec = binding.spec
+                decision = Decision(id_, binding.node, tuple(spec.devices), cpus=tuple(spec.cpus))
                 try:
                     self.view.book(request_of(binding), decision, force=True)
                 except ValueError as error:

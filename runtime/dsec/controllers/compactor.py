@@ -210,6 +210,7 @@ class Compacting:
                     id=move.id,
                     node=move.target,
                     devices=list(move.decision.devices),
+                    cpus=list(move.decision.cpus),
                     incarnation=move.incarnation,
                 )
             ]

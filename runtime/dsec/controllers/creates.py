@@ -318,11 +318,13 @@ class Placer:
                         id=binding.id,
                         node=decision.node,
                         devices=list(decision.devices),
+                        cpus=list(decision.cpus),
                     )
                 )
             elif decision.node:
                 binding.node, binding.bound_at, binding.behind = decision.node, now, ""
                 binding.spec.devices = list(decision.devices)
+                binding.spec.cpus = list(decision.cpus)
                 rows.append(Row(kind="bind", at=now, binding=binding))
             else:
                 self._keep_reason(binding, decision.refusals)

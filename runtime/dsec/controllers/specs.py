@@ -76,6 +76,7 @@ def replica_binding(
         workdir=role.workdir or WORKSPACE,
         isolation=spec.isolation_level or IsolationLevel.CONTAINER,
         resources=replica_resources(role),
+        exclusive_cpus=role.exclusive_cpus,
         mounts=_mounts(spec, role),
         item=item,
         max_run_seconds=spec.max_run_seconds,
@@ -116,10 +117,16 @@ def _needs(experiment: Experiment, spec: ExperimentSpec, role: Role, rights: Ten
         pools=list(rights.pools),
         tolerations=list(role.tolerations),
         gpu_model=(role.gpu.model or "") if role.gpu else "",
-        # a claim is attached by the node's kubelet
-        features=["pvc"] if any(mount.claim for mount in role.mounts) else [],
+        features=_features(role),
         simulated=asked == "true" if asked is not None else either,
     )
+
+
+def _features(role: Role) -> list[str]:
+    """Return what a node must be able to do for a role."""
+    # a claim is attached by the node's kubelet
+    found = ["pvc"] if any(mount.claim for mount in role.mounts) else []
+    return [*found, "cpuset"] if role.exclusive_cpus else found
 
 
 def _mode(role: Role) -> GpuMode | None:

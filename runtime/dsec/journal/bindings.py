@@ -98,6 +98,7 @@ class Row(WireModel):
     id: str = ""
     node: str = ""
     devices: list[str] = Field(default_factory=list)
+    cpus: list[int] = Field(default_factory=list)
     incarnation: int = Field(
         default=0, description="With `bind`: of the copy on that node; 0: the same as before."
     )
@@ -266,7 +267,7 @@ class Bindings:
         self._unplace(binding)
         binding.node = row.node
         binding.bound_at = row.at if row.node else None
-        binding.spec.devices = row.devices
+        binding.spec.devices, binding.spec.cpus = row.devices, row.cpus
         if row.incarnation:
             binding.spec.identity.incarnation = row.incarnation
         self._place(binding)

@@ -221,7 +221,7 @@ def node_of(
         price_micro=_figure(given, "price-micro", traits.price_micro, 0, UNMETERED),
         safe_percent=safe,
         limit_percent=limit,
-        cpus=tuple(range(inventory.cpu_milli // WHOLE)),
+        cpus=tuple(range(inventory.whole_cpus or inventory.cpu_milli // WHOLE)),
     )
 
 

@@ -30,4 +30,5 @@ def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
         datasets=tuple(needs.datasets),
         near=needs.near,
         spread=needs.spread,
+        exclusive_cpus=spec.exclusive_cpus,
     )

@@ -96,6 +96,7 @@ class OciSubstrate:
         return node_inventory(
             self.state,
             cgroup=self.cgroups.hierarchies.version,
+            cpuset=self.cgroups.pins,
             runtime=self.launcher.runtime[0],
             disk=self.launcher.disk,
         )

@@ -113,7 +113,7 @@ class SimulatedSubstrate:
                 for index in range(profile.gpus)
             ],
             isolation=[IsolationLevel.CONTAINER, IsolationLevel.GVISOR, IsolationLevel.MICROVM],
-            features={"pvc": "simulated", "profile": profile.name},
+            features={"pvc": "simulated", "cpuset": "simulated", "profile": profile.name},
             simulated=True,
         )
 

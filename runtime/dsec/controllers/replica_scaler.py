@@ -26,7 +26,7 @@ from dsec.scaling.replicas.evaluate import Facts, evaluate, first_result
 from dsec.scaling.replicas.rules import Rule, rule_of
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
-from dsec.world.records import Records
+from dsec.world.records import Record, Records
 
 BY = "dsec-scaler"
 """Who the overrides of this controller say they are by."""
@@ -122,7 +122,7 @@ class ReplicaScaler:
 
     def _readable(self, key: Key) -> Experiment | None:
         record = self.experiments.get(key)
-        if record is None:
+        if record is None or not _concerns(record):
             return None
         try:
             experiment = Experiment.model_validate(record)
@@ -252,6 +252,14 @@ class ReplicaScaler:
             after=one.count,
             why=one.message,
         )
+
+
+def _concerns(record: Record) -> bool:
+    """Return whether any role is elastic, or was: most records are not worth reading in full."""
+    spec, status = record.get("spec") or {}, record.get("status") or {}
+    return bool(status.get("scaling")) or any(
+        isinstance(role, dict) and role.get("elastic") for role in spec.get("roles") or ()
+    )
 
 
 def _decided(experiment: Experiment) -> ExperimentSpec | None:

@@ -78,6 +78,9 @@ async def dead_worker() -> None:
         assert f"dsec_queue_depth{labels} 6.0" in lines
         everything = (await sim.client.get(WHERE)).json()["items"]
         assert [(one["name"], one["acknowledged"]) for one in everything] == [("traj", 4)]
+        await sim.client.delete("/v1/projects/lab/experiments/rollouts")
+        while await sim.objects.list("queues/"):
+            await sim.clock.sleep(0.5)
 
 
 async def waits() -> None:

@@ -28,6 +28,7 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages
 from dsec.controllers.replicas import current, desired_of, plan
 from dsec.controllers.statuses import Facts, refused_status, status_of
+from dsec.journal import queuelog
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
@@ -36,6 +37,7 @@ from dsec.rules.model import Facts as Known
 from dsec.rules.verdict import judge
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
+from dsec.world.objects import ObjectStore
 from dsec.world.records import Record, RecordNotFoundError, Records, RecordsError
 
 FINALIZER = "dsec.dev/collect"
@@ -54,6 +56,7 @@ class Parts:
     """What the reconciler works with; all of one term."""
 
     records: Records
+    objects: ObjectStore
     experiments: Cache
     namespaces: Cache
     tenants: Cache
@@ -243,6 +246,7 @@ class Experiments:
         if not await self._ended(meta.uid, "the task was deleted"):
             return STOP_REPEAT_SECONDS
         if FINALIZER in meta.finalizers:
+            await queuelog.remove(parts.objects, meta.namespace, meta.uid)
             try:
                 record = await parts.records.get("Experiment", meta.name, meta.namespace)
             except RecordNotFoundError:

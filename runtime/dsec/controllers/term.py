@@ -168,6 +168,7 @@ class Term:
         self.experiments = experiments = Experiments(
             Parts(
                 world.records,
+                world.objects,
                 self.caches["Experiment"],
                 self.caches["Namespace"],
                 self.caches["Tenant"],

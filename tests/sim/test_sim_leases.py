@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -208,6 +209,210 @@ def test_without_a_controller_creates_go_on_until_leases_end(
     simulate(scenario)
 
 
+def test_a_key_through_another_gateway_takes_its_shard_back(
+    simulate: Callable[..., None],
+) -> None:
+    """Bound once, whoever is asked; the leader keeps that shard, and the rest stays lent."""
+
+    async def scenario() -> None:
+        async with Sim(seed=3) as sim:
+            process = sim.start_controller()
+            for n in range(3):
+                await sim.add_node(f"n{n}")
+            await sim.ready(nodes=3)
+            fronts = Fronts(sim)
+            first, second = await fronts.start(), await fronts.start()
+            await warm(sim, first.client, first.gateway)
+            made = await ask(first.client, "mine")
+            assert made["outcome"] == "bound"
+            term = process.controller.term
+            assert term is not None
+            (lane,) = term.leasing.lanes.open_lanes.values()
+            before = len(lane.shards)
+            await sim.clock.sleep(1)
+            told = await ask(second.client, "mine")
+            assert (told["outcome"], told["id"]) == ("exists", made["id"])
+            other = await ask(second.client, "other")
+            assert other["outcome"] == "bound"
+            await sim.clock.sleep(1)
+            assert placed(second.gateway) == 0
+            again = await ask(first.client, "other")
+            assert (again["outcome"], again["id"]) == ("exists", other["id"])
+            both = await asyncio.gather(
+                *(ask(one.client, f"race-{n}") for n in range(20) for one in (first, second))
+            )
+            await asyncio.sleep(3)
+            ids: dict[str, set[str]] = {}
+            for answer in both:
+                if answer["id"]:
+                    ids.setdefault(answer["key"], set()).add(answer["id"])
+            assert len(ids) == 20
+            assert all(len(one) == 1 for one in ids.values())
+            assert len(sim.live()) == MANY + 22
+            assert 0 < len(lane.shards) < before
+            assert term.placer.rounds.planner.ledger.audit() == []
+            await fronts.close()
+
+    simulate(scenario)
+
+
+def test_work_that_waits_gets_back_what_is_lent(simulate: Callable[..., None]) -> None:
+    """An experiment that lacks only what a gateway holds starts within seconds."""
+
+    async def scenario() -> None:
+        async with Sim(seed=4) as sim:
+            await quota(sim, sandboxes=24)
+            process = sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            assert sim.control is not None
+            await warm(sim, sim.client, sim.control.gateway)
+            term = process.controller.term
+            assert term is not None
+            ledger = term.placer.rounds.planner.ledger
+            assert ledger.leased("research")["sandboxes"] > 0
+            shown = (await sim.client.get("/v1/tenants")).json()["items"][0]
+            await sim.clock.sleep(12)
+            shown = (await sim.client.get("/v1/tenants")).json()["items"][0]
+            assert shown["status"]["leased"]["sandboxes"] == ledger.leased("research")["sandboxes"]
+            role = {
+                "name": "worker",
+                "replicas": 24 - MANY,
+                "image": "base",
+                "nodeLabels": {"dsec.dev/simulated": "true"},
+                "resources": {"cpuMilli": 500, "memoryBytes": 1 << 26},
+            }
+            document = {
+                "apiVersion": "dsec.dev/v1alpha1",
+                "kind": "Experiment",
+                "metadata": {"name": "all"},
+                "spec": {"roles": [role]},
+            }
+            made = await sim.client.post("/v1/projects/lab/experiments", json=document)
+            assert made.status_code == 201, made.text
+            await sim.until(lambda: len(sim.live()) == 24, 15)
+            assert not ledger.leased("research").get("sandboxes")
+            full = await ask(sim.client, "one-more")
+            assert full["outcome"] == "pending"
+            assert "quota" in full["message"]
+
+    simulate(scenario)
+
+
+def test_agents_have_the_last_word(simulate: Callable[..., None]) -> None:
+    """Refused by one, it runs on another; refused by all, it waits at the leader and runs later."""
+
+    async def scenario() -> None:
+        async with Sim(seed=5) as sim:
+            sim.start_controller()
+            for n in range(3):
+                await sim.add_node(f"n{n}")
+            await sim.ready(nodes=3)
+            assert sim.control is not None
+            gateway = sim.control.gateway
+            await warm(sim, sim.client, gateway)
+            refusing = ["n0", "n1"]
+            for name in refusing:
+                sim.agents[name].core.refuse("test", "it takes nothing now")
+            before = placed(gateway)
+            for n in range(6):
+                answer = await ask(sim.client, f"two-{n}")
+                assert (answer["outcome"], answer["node"]) == ("bound", "n2"), answer
+            assert placed(gateway) - before == 6
+            sim.agents["n2"].core.refuse("test", "it takes nothing now")
+            waits = await ask(sim.client, "none")
+            assert waits["outcome"] in ("pending", "unknown"), waits
+            await sim.clock.sleep(10)
+            # it waits, or a node is just being asked again
+            assert (await ask(sim.client, "none"))["outcome"] in ("pending", "unknown")
+            for agent in sim.agents.values():
+                agent.core.lift("test")
+            await sim.until(lambda: len(sim.live()) == MANY + 7, 20)
+            assert all(len(copies) == 1 for copies in sim.live().values())
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_gateway_that_dies_behind_its_row_leaves_a_sandbox(
+    simulate: Callable[..., None], frozen: bool
+) -> None:
+    """The row is written, no agent was called: the leader starts it, once; what is lent is freed.
+
+    A gateway that only stood still changes nothing when it goes on.
+    """
+
+    async def scenario() -> None:
+        async with Sim(seed=6) as sim:
+            process = sim.start_controller()
+            for n in range(3):
+                await sim.add_node(f"n{n}")
+            await sim.ready(nodes=3)
+            fronts = Fronts(sim)
+            front = await fronts.start()
+            await warm(sim, front.client, front.gateway)
+            starts = Starts(sim)
+            store, key = sim.objects.put_if_absent, "last"
+
+            async def put(name: str, data: bytes) -> str:
+                tag = await store(name, data)
+                rows = decode_lane(data).rows if name.startswith(LANES) else []
+                if any(row.binding is not None and row.binding.key == key for row in rows):
+                    front.gate.close()
+                return tag
+
+            sim.objects.put_if_absent = put  # type: ignore[method-assign]
+            asking = asyncio.create_task(ask(front.client, key))
+            await sim.until(lambda: len(sim.live()) == MANY + 1, 25)
+            await sim.clock.sleep(20)
+            term = process.controller.term
+            assert term is not None
+            assert term.bind_log.state.lanes == {}
+            assert not term.placer.rounds.planner.ledger.leased("research").get("sandboxes")
+            if frozen:
+                front.gate.open()
+            else:
+                fronts.kill(front)
+            await sim.clock.sleep(20)
+            binding = term.bind_log.state.key("research", key)
+            assert binding is not None
+            assert starts.of[binding.id] == [binding.node]
+            assert len(sim.live()) == MANY + 1
+            told = await ask(sim.client, key)
+            assert (told["outcome"], told["id"]) == ("exists", binding.id)
+            await fronts.close()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    simulate(scenario)
+
+
+def test_a_purge_reaches_what_gateways_make(simulate: Callable[..., None]) -> None:
+    """While a tenant's single sandboxes are to end, no gateway makes another."""
+
+    async def scenario() -> None:
+        async with Sim(seed=7) as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            assert sim.control is not None
+            gateway = sim.control.gateway
+            await warm(sim, sim.client, gateway)
+            tenant = await sim.records.get("Tenant", "research")
+            until = sim.clock.now() + timedelta(seconds=60)
+            status = {
+                **tenant.get("status", {}),
+                "purge": {"by": "ann", "until": until.isoformat()},
+            }
+            await sim.records.replace_status({**tenant, "status": status})
+            await sim.until(lambda: not sim.live(), 30)
+            answer = await sim.client.post(WHERE, json={"creates": [create("late")]})
+            assert answer.status_code == 422, answer.text
+            assert "ends all sandboxes" in answer.json()["message"]
+            assert sim.live() == {}
+
+    simulate(scenario)
+
+
 class Written:
     """What the objects themselves say at every instant: who has bound what, and how much lives."""
 
@@ -316,9 +521,9 @@ async def watch_ledger(sim: Sim, most: int, seen: list[int]) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "seed", [1, 2, 3, *(pytest.param(n, marks=pytest.mark.soak) for n in (4, 5))]
+    "seed", [1, 2, *(pytest.param(n, marks=pytest.mark.soak) for n in (3, 4, 5))]
 )
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_whatever_dies_each_key_is_bound_once_and_the_quota_holds(
     simulate: Callable[..., None], count: int, seed: int
 ) -> None:

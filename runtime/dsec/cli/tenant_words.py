@@ -1,10 +1,11 @@
 """A tenant for people: what it owns, what of it is used or lent to gateways, and what is free."""
 
+from collections.abc import Callable
 from typing import Any
 
 from dsec.cli.output import cores, size
 
-DIMENSIONS = (
+DIMENSIONS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("cpuMilli", lambda value: f"{cores(value)} cores"),
     ("memoryBytes", lambda value: f"{size(value)} memory"),
     ("gpuCount", lambda value: f"{value} GPUs"),

@@ -2,7 +2,8 @@
 
 - Decisions: ours against the scheduler's own clock (PreFilter, Filter, PreScore, Score), a pod.
 - End to end: asked until journalled and acknowledged by an agent, against created until bound;
-  `cpu` is the same by the processor time of each side's programs.
+  `cpu` is the same by the processor time of each side's programs, with all that they do later for
+  it (history that is shipped, caches that follow) and without what they need when nobody asks.
 - Allocation: both get the same stream until nothing more fits.
 
 Pairs are interleaved, so that whatever else the machine does falls on both. Each figure is the
@@ -15,7 +16,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +38,8 @@ NODES, PODS = 1000, 300
 REPEATS = 20
 """How often ours decides the same on copies of the cluster: 300 decisions are too short to time."""
 END_NODES, END_PODS = 50, 2000
+SETTLE_SECONDS = 3.0
+"""What one side still does after its last answer must not fall on the other, and counts."""
 FILL_NODES, FILL_SEEDS = 60, (1, 2, 3)
 FILL_PART = 1.3
 """Asked of the cards that there are: more than fit, as in the protocol of the GPU traces."""
@@ -79,6 +83,29 @@ class Ours:
     def check(self) -> list[str]:
         """Return what was not allowed of all decisions, replayed in their order."""
         return list(wrong(self.nodes, self.requests, self._decisions))
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Processor time of one side's programs, beyond what they need when nobody asks (a second)."""
+
+    programs: frozenset[int]
+    idle: float
+
+    @classmethod
+    async def of(cls, programs: Iterable[int]) -> "Spent":
+        """Watch programs that have nothing to do now."""
+        asked = cls(frozenset(programs), 0.0)
+        _, seconds = await asked.on(asyncio.sleep(0, 0.0))
+        return replace(asked, idle=seconds / SETTLE_SECONDS)
+
+    async def on(self, work: Awaitable[float]) -> tuple[float, float]:
+        """Return what work returns, and its processor time in seconds."""
+        before, start = processor.seconds(self.programs), time.perf_counter()
+        result = await work
+        await asyncio.sleep(SETTLE_SECONDS)
+        passed = time.perf_counter() - start
+        return result, processor.seconds(self.programs) - before - self.idle * passed
 
 
 async def theirs(peer: KubePeer, requests: Sequence[Request]) -> float:
@@ -130,7 +157,8 @@ async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str
     cpu: list[tuple[float, float]] = []
     peer_programs = {one.pid for one in peer.server.processes}
     with plane_peer(peer.server, folder, END_NODES) as plane:
-        own_programs = processor.children() - peer_programs
+        peer_clock = await Spent.of(peer_programs)
+        own_clock = await Spent.of(processor.children() - peer_programs)
         for pair in range(pairs + 1):
             names = [f"e{pair}-{number}" for number in range(END_PODS)]
             pods = [
@@ -143,13 +171,11 @@ async def end_to_end(peer: KubePeer, folder: Path, pairs: int) -> tuple[list[str
                 )
                 for name in names
             ]
-            before = processor.seconds(peer_programs)
-            spent = await peer.create(pods)
-            between = processor.seconds(peer_programs), processor.seconds(own_programs)
-            own = await plane.create(names)
+            spent, their_cpu = await peer_clock.on(peer.create(pods))
+            own, own_cpu = await own_clock.on(plane.create(names))
             if pair:  # the first one opens the connections of both
                 rates.append((END_PODS / own, END_PODS / spent))
-                cpu.append((processor.seconds(own_programs) - between[1], between[0] - before))
+                cpu.append((own_cpu, their_cpu))
         asked = END_PODS * (pairs + 1)
         mistakes = await plane.wrong(asked)
     line = figure(

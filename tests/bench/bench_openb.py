@@ -19,7 +19,7 @@ import openb_ours
 import openb_rules
 from dsec.sim.trace import TraceError
 from figures import figure
-from openb_protocol import LISTS, Measured, arrivals, churn, load, replay, typical
+from openb_protocol import LISTS, Measured, arrivals, churn, gangs, load, replay, typical
 from rich.console import Console
 from rich.progress import Progress
 
@@ -39,14 +39,17 @@ class Case:
     rule: str
     seed: int
     churn: bool = False
+    gangs: float = 0.0
 
 
 def run(case: Case) -> tuple[Case, Measured, float]:
     """Place one stream by one rule; return what a replay found, and the seconds of placing."""
     machines, jobs = load(case.data, case.list)
     capacity = 1000 * sum(one.gpus for one in machines)
-    lives = None
-    if case.churn:
+    lives = sizes = None
+    if case.gangs:
+        stream, sizes = gangs(jobs, capacity, case.seed, case.gangs)
+    elif case.churn:
         stream, lives = churn(jobs, capacity, case.seed)
     else:
         stream = arrivals(jobs, capacity, case.seed)
@@ -56,15 +59,16 @@ def run(case: Case) -> tuple[Case, Measured, float]:
     cluster = openb_rules.Cluster(machines, order)
     begin = time.perf_counter()
     if case.rule == "ours":
-        answers = openb_ours.place_all(machines, stream, case.seed, lives)
+        answers = openb_ours.place_all(machines, stream, case.seed, lives, sizes)
     elif case.rule == "random":
         answers = openb_rules.by_chance(cluster, stream, case.seed, lives)
     elif case.rule == "best-fit":
-        answers = openb_rules.run(cluster, stream, openb_rules.best_fit(cluster), lives)
+        answers = openb_rules.run(cluster, stream, openb_rules.best_fit(cluster), lives, sizes)
     else:
-        answers = openb_rules.run(cluster, stream, openb_rules.gradient(cluster, shapes), lives)
+        score = openb_rules.gradient(cluster, shapes)
+        answers = openb_rules.run(cluster, stream, score, lives, sizes)
     seconds = time.perf_counter() - begin
-    return case, replay(machines, stream, answers, shapes, lives), seconds
+    return case, replay(machines, stream, answers, shapes, lives, sizes=sizes), seconds
 
 
 def run_all(cases: Sequence[Case], jobs: int) -> dict[Case, tuple[Measured, float]]:
@@ -73,15 +77,21 @@ def run_all(cases: Sequence[Case], jobs: int) -> dict[Case, tuple[Measured, floa
     console = Console(stderr=True)
     with ProcessPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as bar:
         task = bar.add_task("runs", total=len(cases))
-        for done in as_completed([pool.submit(run, case) for case in cases]):
-            case, measured, seconds = done.result()
-            found[case] = measured, seconds
-            bar.advance(task)
-            if not console.is_terminal:
-                console.print(
-                    f"{len(found)}/{len(cases)} {case.list} {case.rule} seed {case.seed}: "
-                    f"{measured.mean if case.churn else measured.at_130:.2f} % in {seconds:.1f} s"
-                )
+        begun = [pool.submit(run, case) for case in cases]
+        try:
+            for done in as_completed(begun):
+                case, measured, seconds = done.result()
+                found[case] = measured, seconds
+                bar.advance(task)
+                if not console.is_terminal:
+                    console.print(
+                        f"{len(found)}/{len(cases)} {case.list} {case.rule} seed {case.seed}: "
+                        f"{measured.mean if case.churn else measured.at_130:.2f} % "
+                        f"in {seconds:.1f} s"
+                    )
+        except KeyboardInterrupt:
+            # what is done is told
+            pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
@@ -121,8 +131,13 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
 
 
-def figure_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
+def figure_lines(
+    found: dict[Case, tuple[Measured, float]], *, gangs: bool = False
+) -> Iterator[str]:
     """Return the lines for programs; in percent of all GPUs, each over the seeds."""
+    if gangs:
+        yield from gang_lines(found)
+        return
     ours = {(c.list, c.seed): one for c, (one, _) in found.items() if c.rule == "ours"}
     fgd = {(c.list, c.seed): one for c, (one, _) in found.items() if c.rule == "fgd"}
     default = [one for (name, _), one in ours.items() if name == "default"]
@@ -148,6 +163,18 @@ def figure_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
         )
 
 
+def gang_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
+    """Return the lines for programs where some arrivals are gangs."""
+    ours = {(c.list, c.seed): one.at_130 for c, (one, _) in found.items() if c.rule == "ours"}
+    fgd = {(c.list, c.seed): one.at_130 for c, (one, _) in found.items() if c.rule == "fgd"}
+    for name in dict.fromkeys(name for name, _ in ours):
+        values = [one for (other, _), one in ours.items() if other == name]
+        yield figure(f"gangs_{name}", values, unit="percent")
+        margins = [ours[key] - fgd[key] for key in ours if key in fgd and key[0] == name]
+        if margins:
+            yield figure(f"gangs_margin_{name}", margins, unit="points", target=0.0)
+
+
 def churn_lines(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
     """Return the lines for programs where pods end; in percent of all GPUs, each over the seeds."""
     ours = {(c.list, c.seed): one.mean for c, (one, _) in found.items() if c.rule == "ours"}
@@ -169,6 +196,17 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
+def part(text: str) -> float:
+    """Return a number from 0 to 1, or raise ArgumentTypeError."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; 0 to 1 are allowed")
+    return found
+
+
 def names_of(allowed: tuple[str, ...], text: str) -> list[str]:
     """Return names of a list, or raise ArgumentTypeError."""
     names = text.split(",")
@@ -185,10 +223,17 @@ def main() -> int:
     parser.add_argument("--lists", type=lambda text: names_of(LISTS, text), default=list(LISTS))
     parser.add_argument("--rules", type=lambda text: names_of(RULES, text), default=list(RULES))
     parser.add_argument("--churn", action="store_true", help="pods end, and others come")
+    parser.add_argument(
+        "--gangs", type=part, default=0.0, metavar="PART", help="arrivals that are gangs: 0.2"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     given = parser.parse_args()
+    if given.gangs and (given.churn or "random" in given.rules):
+        if given.churn:
+            parser.error("--gangs and --churn: one of them at a time")
+        given.rules.remove("random")  # it knows no gangs
     cases = [
-        Case(given.data, name, rule, seed, given.churn)
+        Case(given.data, name, rule, seed, given.churn, given.gangs)
         for name in given.lists
         for rule in given.rules
         for seed in given.seeds
@@ -200,10 +245,10 @@ def main() -> int:
         print(f"{error}", file=sys.stderr)  # noqa: T201  a program's message
         return 2
     unordered = run_all(cases, max(1, given.jobs))
-    found = {case: unordered[case] for case in cases}
+    found = {case: unordered[case] for case in cases if case in unordered}
     violations = sum(one.violations for one, _ in found.values())
     requests = sum(one.requests for one, _ in found.values())
-    told = churn_lines(found) if given.churn else figure_lines(found)
+    told = churn_lines(found) if given.churn else figure_lines(found, gangs=bool(given.gangs))
     lines = [*table(found), *told, f"CHECK violations={violations} requests={requests}"]
     print("\n".join(lines))  # noqa: T201  the figures are the result
     return 1 if violations else 0

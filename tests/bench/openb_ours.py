@@ -1,6 +1,7 @@
 """The placement of dsec on the openb trace: one request at a time, the mix learned on the way."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dsec.placement.engine import place
 from dsec.placement.mix import Mix
@@ -15,13 +16,19 @@ def place_all(
     stream: Sequence[Job],
     seed: int,
     lives: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> list[Placement]:
-    """Return the placements of a stream; the seed goes into names, and so into the nodes' order."""
+    """Return the placements of a stream; the seed goes into names, and so into the nodes' order.
+
+    With `sizes` gangs are placed as such.
+    """
     nodes = [node_of(machine, f"{seed}-") for machine in machines]
     view, mix = ClusterView(nodes), Mix()
     numbers = {node.name: index for index, node in enumerate(nodes)}
     answers: list[Placement] = []
     ends = Ends(lives)
+    if sizes is not None:
+        return _gangs(view, mix, numbers, stream, sizes)
     for index, job in enumerate(stream):
         for ended in ends.before(index):
             view.release(f"pod-{ended}")
@@ -32,4 +39,27 @@ def place_all(
             ends.placed(index)
         else:
             answers.append((-1, ()))
+    return answers
+
+
+def _gangs(
+    view: ClusterView,
+    mix: Mix,
+    numbers: Mapping[str, int],
+    stream: Sequence[Job],
+    sizes: Sequence[int],
+) -> list[Placement]:
+    answers: list[Placement] = []
+    for index, size in enumerate(sizes):
+        if not size:
+            continue
+        gang = f"gang-{index}" if size > 1 else ""
+        members = [
+            replace(request_of(stream[n], f"pod-{n}"), gang=gang)
+            for n in range(index, index + size)
+        ]
+        answers += [
+            (numbers[one.node], cards_of(one.devices)) if one.node else (-1, ())
+            for one in place(view, members, mix=mix)
+        ]
     return answers

@@ -4,6 +4,9 @@ Arrivals only: the pod list is shuffled by seed, then pods are drawn from it aga
 for 130 % of the GPUs (a list that asks for more loses pods at random instead). A pod is placed at
 once or dropped. The checker knows nothing of the rules: it replays what they answered.
 
+With gangs, a part of the arrivals are several replicas of one pod that start together or not at
+all; the checker counts a gang that was placed in part as not allowed.
+
 With churn, pods end: each lives for a number of arrivals drawn by the seed, so that 110 % of the
 GPUs are asked for at any time, and the allocation is averaged once the cluster has filled up.
 """
@@ -22,6 +25,8 @@ LOAD = 1.3
 TYPICAL = 0.95
 """Fragmentation is measured against the most frequent classes, up to this part of all pods."""
 
+GANG_SIZES = (2, 4, 8)
+"""Replicas of a gang, each as likely."""
 CHURN_LOAD = 1.1
 CHURN_LIVES = 4
 """Length of a stream with churn, in mean lives; the first two are not measured."""
@@ -61,6 +66,27 @@ def churn(jobs: Sequence[Job], capacity: int, seed: int) -> tuple[list[Job], lis
     mean = CHURN_LOAD * capacity * len(jobs) / sum(asked(job) for job in jobs)
     stream = [random_.choice(jobs) for _ in range(int(CHURN_LIVES * mean))]
     return stream, [max(1, round(random_.expovariate(1 / mean))) for _ in stream]
+
+
+def gangs(
+    jobs: Sequence[Job], capacity: int, seed: int, part: float
+) -> tuple[list[Job], list[int]]:
+    """Return (stream, sizes): from arrival i on, sizes[i] pods belong together; 0: to one before.
+
+    Drawn with replacement until they ask for `LOAD` of the capacity.
+    """
+    random_ = random.Random(seed)  # noqa: S311  a benchmark, no secret
+    target, total = LOAD * capacity, 0
+    stream: list[Job] = []
+    sizes: list[int] = []
+    while True:
+        job = random_.choice(jobs)
+        size = random_.choice(GANG_SIZES) if random_.random() < part else 1
+        total += size * asked(job)
+        if total > target:
+            return stream, sizes
+        stream += [job] * size
+        sizes += [size] + [0] * (size - 1)
 
 
 class Ends:
@@ -176,18 +202,29 @@ class _Cluster:
         return total
 
 
+def partial(placements: Sequence[Placement], sizes: Sequence[int]) -> int:
+    """Return the gangs that were placed in part."""
+    whole = 0
+    for index, size in enumerate(sizes):
+        placed = [node >= 0 for node, _ in placements[index : index + size]]
+        whole += any(placed) and not all(placed)
+    return whole
+
+
 def replay(
     machines: Sequence[Machine],
     stream: Sequence[Job],
     placements: Sequence[Placement],
     shapes: Sequence[Shape],
     lives: Sequence[int] | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
 ) -> Measured:
     """Replay answers one by one, count what was not allowed, and measure on the way."""
     cluster, capacity = _Cluster(machines), 1000 * sum(one.gpus for one in machines)
     wanted = allocated = failed = late = 0
     ends = Ends(lives)
-    violations = abs(len(stream) - len(placements))
+    violations = abs(len(stream) - len(placements)) + partial(placements, sizes or ())
     at_100 = fragments = None
     for index, (job, placement) in enumerate(zip(stream, placements, strict=False)):
         for ended in ends.before(index):

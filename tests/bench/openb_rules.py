@@ -4,7 +4,7 @@ Every rule answers a stream with placements. Scores are kept per class of pods a
 for nodes that changed since the class was last seen, so that a run takes seconds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from dsec.sim.trace import Job, Machine
@@ -61,15 +61,28 @@ Scorer = Callable[[Job, Array], tuple[NDArray[np.float64], Array]]
 
 
 def run(
-    cluster: Cluster, stream: Sequence[Job], score: Scorer, lives: Sequence[int] | None = None
+    cluster: Cluster,
+    stream: Sequence[Job],
+    score: Scorer,
+    lives: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> list[Placement]:
-    """Place a stream one by one by a score that depends on the node alone."""
+    """Place a stream one by one by a score that depends on the node alone.
+
+    A gang of which one finds no room gives back what the others have (`sizes`; not with `lives`).
+    """
     ends, rows_of = Ends(lives), {node: row for row, node in enumerate(cluster.order)}
     touched: list[int] = []
     known: dict[tuple[object, ...], tuple[int, NDArray[np.float64], Array]] = {}
     answers: list[Placement] = []
     everything = np.arange(len(cluster.order))
+    begun = over = 0
     for index, job in enumerate(stream):
+        if sizes is not None and sizes[index]:
+            begun, over = index, 0
+        if index < over:
+            answers.append((-1, ()))
+            continue
         for ended in ends.before(index):
             node, taken = answers[ended]
             cluster.give(stream[ended], rows_of[node], taken)
@@ -89,6 +102,9 @@ def run(
         best = int(scores.argmax())
         if scores[best] == REFUSED:
             answers.append((-1, ()))
+            if sizes is not None:
+                over = begun + sizes[begun]
+                touched += _give_back(cluster, stream, answers, begun, rows_of)
             continue
         taken = _cards(cluster, job, best, int(cards[best]))
         cluster.take(job, best, taken)
@@ -96,6 +112,24 @@ def run(
         ends.placed(index)
         answers.append((cluster.order[best], taken))
     return answers
+
+
+def _give_back(
+    cluster: Cluster,
+    stream: Sequence[Job],
+    answers: list[Placement],
+    begun: int,
+    rows_of: Mapping[int, int],
+) -> list[int]:
+    """Take back what a gang got so far; return the rows that changed."""
+    rows = []
+    for index in range(begun, len(answers)):
+        node, taken = answers[index]
+        if node >= 0:
+            cluster.give(stream[index], rows_of[node], taken)
+            rows.append(rows_of[node])
+            answers[index] = (-1, ())
+    return rows
 
 
 def _cards(cluster: Cluster, job: Job, row: int, share: int) -> tuple[int, ...]:

@@ -137,6 +137,19 @@ class Scheduling(TypedDict):
     """Queues whose waiting work displaces nobody."""
 
 
+class Scaling(TypedDict):
+    """Switches of elasticity, and where its metrics come from."""
+
+    replicas: NotRequired[pulumi.Input[bool]]
+    """Counts of elastic roles follow metrics (default)."""
+    growth: NotRequired[pulumi.Input[bool]]
+    """Off: what would be added is only told."""
+    shrink: NotRequired[pulumi.Input[bool]]
+    """Off: what would be removed is only told, and stays."""
+    prometheus: NotRequired[pulumi.Input[str]]
+    """URL of the Prometheus server to ask; none: only queues, counts and ends are known."""
+
+
 class RuntimeArgs(TypedDict):
     """Inputs of Runtime."""
 
@@ -168,6 +181,8 @@ class RuntimeArgs(TypedDict):
     """Preset per conflict, for example CONF-10: container. Update in place: pods roll."""
     scheduling: NotRequired[Scheduling]
     """Queues and preemption. Update in place: pods roll."""
+    scaling: NotRequired[Scaling]
+    """Switches of elasticity, and its metrics. Update in place: pods roll."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies. Update in place."""
     await_ready: NotRequired[bool]
@@ -286,6 +301,8 @@ class PlatformArgs(TypedDict):
     """Preset per conflict for every tenant that names none."""
     scheduling: NotRequired[Scheduling]
     """Queues and preemption."""
+    scaling: NotRequired[Scaling]
+    """Switches of elasticity, and its metrics."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies."""
     registry: NotRequired[PlatformRegistry]

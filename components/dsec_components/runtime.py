@@ -109,6 +109,7 @@ class Runtime(Component):
             "logLevel": args.get("log_level", "info"),
             "presets": args.get("presets", {}),
             "scheduling": args.get("scheduling", {}),
+            "scaling": args.get("scaling", {}),
             "objectStore": {
                 "endpoint": store.get("endpoint", ""),
                 "bucket": store.get("bucket", "dsec"),

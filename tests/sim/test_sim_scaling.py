@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from dsec.agent.substrates.simulated import Profile
 from dsec.controllers.replica_scaler import Switches
 from dsec.world.metrics import MetricsAwayError
@@ -135,6 +136,7 @@ def test_a_queue_raises_replicas_and_its_end_lowers_them(simulate: Callable[...,
     simulate(scenario)
 
 
+@pytest.mark.case("autoscaler#7873")
 def test_another_leader_goes_on_where_the_first_was(simulate: Callable[..., None]) -> None:
     """Killed after two of four rounds: the fourth round in all raises the count, not the sixth."""
 
@@ -269,5 +271,41 @@ def test_a_person_and_the_scaler_change_the_same_count(simulate: Callable[..., N
             assert answer.status_code == 200, answer.text
             await sim.until(lambda: of(sim, "rollouts") == 6, 30)
             await sim.until(lambda: of(sim, "rollouts") == 4, 300)
+
+    simulate(scenario)
+
+
+def test_growth_touches_nothing_else(simulate: Callable[..., None]) -> None:
+    """ELAS-20, ELAS-24: the trainer's sandbox runs on as it is, and no node is asked for."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            whole = json.loads(document())
+            (workers,) = whole["spec"]["roles"]
+            plain = {k: v for k, v in workers.items() if k not in {"elastic", "min", "max"}}
+            whole["spec"]["roles"].append(plain | {"name": "trainer", "replicas": 1})
+            await submit(sim, json.dumps(whole))
+            await sim.until(lambda: of(sim, "rollouts") == 5, 60)
+
+            def trainer() -> list[tuple[str, str]]:
+                return [
+                    (entry.spec.identity.id, entry.status.state.value)
+                    for agent in sim.agents.values()
+                    for entry in agent.core
+                    if entry.spec.identity.role == "trainer"
+                ]
+
+            await sim.until(lambda: trainer()[0][1] == "running", 30)
+            before, nodes = trainer(), len(sim.agents)
+            await put(sim, 0, 190)
+            while of(sim, "rollouts") < 13:
+                assert trainer() == before
+                await sim.clock.sleep(1)
+            await sim.clock.sleep(30)
+            assert (trainer(), len(sim.agents)) == (before, nodes)
+            assert (await status(sim))["pending"] == 0
 
     simulate(scenario)

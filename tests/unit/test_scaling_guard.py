@@ -38,6 +38,7 @@ def test_what_is_no_mistake_does_not_count() -> None:
     assert hold_seconds(after((Step.SHRINK, 0), (Step.GROW, 600)), 600) == 120
 
 
+@pytest.mark.case("autoscaler#7873")
 def test_a_restart_keeps_what_has_been_waited() -> None:
     """The state and the since-time come back from JSON: the wait goes on where it was."""
     state = after((Step.SHRINK, 0), (Step.GROW, 100))

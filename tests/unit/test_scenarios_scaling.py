@@ -78,7 +78,10 @@ def test_w_01_a_cold_start_takes_as_long_as_its_bytes() -> None:
 
 
 def test_w_04_four_to_six_to_four() -> None:
-    """Demand 600, 1500, 800 against a threshold of 1200; after growth 1400, and no more growth."""
+    """Demand 600, 1500, 800 against a threshold of 1200; after growth 1400, and no more growth.
+
+    The demand curves of the test suite play it (ELAS-30).
+    """
     made = rule(
         replicas=4,
         low=4,

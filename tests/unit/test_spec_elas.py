@@ -7,6 +7,8 @@ import pytest
 from dsec.api.elastic import ElasticWindow, ReplicaPreset, ScalingDirection
 from dsec.api.elastic_status import Limit, Reading, ScalingReason, Step
 from dsec.api.experiment import ElasticTier, Stage
+from dsec.rules import Severity, check
+from dsec.rules.elasticity import ELASTICITY
 from dsec.scaling.replicas.evaluate import Facts, evaluate, first_result
 from dsec.scaling.replicas.presets import PRESETS
 from scaling_make import START, Part, Player, changes, curve, play, readings, rule
@@ -68,6 +70,17 @@ def test_elas_04_plus_n() -> None:
     player = queue(4, step=3)
     player.rounds(4, queue_depth=100)
     assert player.count == 7
+
+
+def test_elas_05_a_window_below_a_minute_gives_a_warning() -> None:
+    """And the window is what confirms a change, both ways."""
+    elastic = {"metric": "queue_depth", "windowSeconds": 45}
+    spec = {"roles": [{"name": "sim", "max": 8, "elastic": elastic}]}
+    (found,) = check(spec, name="walk", rules=[ELASTICITY])
+    assert (found.severity, found.path) == (Severity.WARNING, "spec.roles[0].elastic.windowSeconds")
+    player = queue(4, window_seconds=90)
+    assert player.until_change(queue_depth=190) == 3
+    assert player.until_change(queue_depth=0) == 3
 
 
 def test_elas_06_cpu_90_at_ten_leads_to_13_and_35_to_5() -> None:

@@ -82,8 +82,10 @@ async def journal(gateway: Gateway, request: Request) -> Response:
     if not WORD.fullmatch(push.boot_id):
         raise invalid("bootId", push.boot_id[:200], WORD.pattern, "is no boot id")
     await _check_rows(gateway, node, push.rows)
+    region = gateway.config.region
     for row in push.rows:
-        row.region = gateway.config.region
+        if row.region != region:
+            row.region = region
     await store(gateway.objects, push.rows)
     gateway.metrics.rows.inc(len(push.rows))
     return JSONResponse({"rows": len(push.rows)})

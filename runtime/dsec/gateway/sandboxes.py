@@ -45,6 +45,8 @@ def _check_sizes(batch: CreateBatch) -> None:
     """Refuse texts that are too long for one sandbox. Raises ApiError 422."""
     allowed = f"at most {ITEM_BYTES} bytes"
     for number, create in enumerate(batch.creates):
+        if create.item is None and create.stdin is None:
+            continue
         for name, text in (("item", create.item), ("stdin", create.stdin)):
             if text is not None and (size := len(text.encode())) > ITEM_BYTES:
                 where = f"creates[{number}].{name}"

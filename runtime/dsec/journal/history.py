@@ -15,6 +15,7 @@ from datetime import datetime
 
 import structlog
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from dsec.api.wire import JournalRow
 from dsec.world.cache import first_of
@@ -65,7 +66,7 @@ async def store(objects: ObjectStore, rows: list[JournalRow], prefix: str = HIST
     """Write rows of one node and boot durably. Idempotent. Raises ObjectStoreError."""
     if not rows:
         return
-    data = b"".join(row.model_dump_json(by_alias=True).encode() + b"\n" for row in rows)
+    data = b"".join(to_json(row, by_alias=True) + b"\n" for row in rows)
     try:
         await objects.put_if_absent(segment_key(prefix, rows), data)
     except PreconditionError:

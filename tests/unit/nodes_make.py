@@ -164,9 +164,16 @@ def counts(buys: Sequence[Purchase]) -> int:
 def become(state: FleetState, made: Plan, phase: NodePhase = NodePhase.BOOTING) -> FleetState:
     """Return the state after purchases came through."""
     new = [
-        fleet_node(name, buy.offering, phase, requested_at=state.now, ready_at=None)
+        fleet_node(
+            name,
+            buy.offering,
+            phase,
+            requested_at=state.now,
+            ready_at=None,
+            covers=buy.places[at] if buy.places else (),
+        )
         for buy in made.buys
-        for name in buy.names
+        for at, name in enumerate(buy.names)
     ]
     return replace(
         state, nodes=(*state.nodes, *new), memories=made.memories, serial=state.serial + 1

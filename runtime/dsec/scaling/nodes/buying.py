@@ -45,6 +45,8 @@ class Step:
     covers: list[Pending]
     region: RegionStage | None = None
     paths: tuple[str, ...] = ()
+    places: tuple[tuple[str, ...], ...] = ()
+    """What goes on each node; empty where that is not known."""
 
 
 class Stop(NamedTuple):
@@ -168,12 +170,7 @@ class Buyer:
                 best.order = best.light = []
             best.stale = True
             return
-        covers = [
-            one
-            for number, fits in fill
-            for one in groups[number].take(fits * taken)
-            if not groups[number].buffer
-        ]
+        covers, places = self._divide(fill, taken)
         region = None
         if len(self.choices.regions) > 1 and covers:
             group = groups[fill[0][0]]
@@ -181,9 +178,22 @@ class Buyer:
             region = stage_of(best.offering, able, self.rules, group.members[0])
         why = Why.PENDING if covers else Why.BUFFER
         paths = tuple(sorted({groups[number].budget for number, _ in fill} - {""}))
-        self._enter(Step(best.offering, taken, why, fill, covers, region, paths))
+        self._enter(Step(best.offering, taken, why, fill, covers, region, paths, places))
         best.stale = True
         self._forget({number for number, _ in fill}, tier)
+
+    def _divide(self, fill: Fill, count: int) -> tuple[list[Pending], tuple[tuple[str, ...], ...]]:
+        """Take members of classes for so many nodes; return them, and the ids for each node."""
+        covers: list[Pending] = []
+        places: list[list[str]] = [[] for _ in range(count)]
+        for number, fits in fill:
+            group = self.choices.groups[number]
+            members = group.take(fits * count)
+            if not group.buffer:
+                covers += members
+                for at, ids in enumerate(places):
+                    ids += [one.request.id for one in members[at * fits : (at + 1) * fits]]
+        return covers, tuple(tuple(ids) for ids in places)
 
     def _afford(
         self, choice: Choice, count: int, budgets: Sequence[str]
@@ -237,6 +247,7 @@ class Buyer:
             else:
                 known.count += step.count
                 known.covers += step.covers
+                known.places += step.places
                 known.paths = tuple(sorted({*known.paths, *step.paths}))
         return tuple(self._purchase(number, one) for number, one in enumerate(merged.values()))
 
@@ -253,6 +264,7 @@ class Buyer:
             step.why,
             covers=tuple(one.request.id for one in covers),
             paths=step.paths,
+            places=step.places if len(step.places) == step.count else (),
             names=tuple(f"{offering.pool}-{token[:12]}-{one}" for one in range(step.count)),
             triggered_at=max(since, 0.0) if covers and since >= 0 else None,
             images=_most_wanted(one.request.image for one in covers),

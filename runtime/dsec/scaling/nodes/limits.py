@@ -94,8 +94,11 @@ def reserve(
         if not count:
             continue
         room.take(buy.offering, count)
-        names = buy.names[:count]
-        allowed.append(buy if count == buy.count else replace(buy, count=count, names=names))
+        names, places = buy.names[:count], buy.places[:count]
+        if count < buy.count:
+            allowed.append(replace(buy, count=count, names=names, places=places))
+        else:
+            allowed.append(buy)
         nodes += [
             FleetNode(
                 name,
@@ -104,7 +107,8 @@ def reserve(
                 state.now,
                 token=buy.token,
                 since=state.now,
+                covers=places[at] if places else (),
             )
-            for name in names
+            for at, name in enumerate(names)
         ]
     return replace(state, nodes=tuple(nodes), serial=state.serial + 1), tuple(allowed)

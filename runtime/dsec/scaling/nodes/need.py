@@ -19,7 +19,16 @@ from dsec.placement.request import Request
 from dsec.placement.view import ClusterView, Ints
 from dsec.scaling.nodes.offerings import FleetNode, tolerant
 from dsec.scaling.nodes.state import Buffer, FleetState, Pending
-from dsec.scaling.nodes.virtual import Work, fit, leaving_work, rows_of, serving, view_of, works
+from dsec.scaling.nodes.virtual import (
+    Work,
+    fit,
+    leaving_work,
+    rows_of,
+    serving,
+    unit_of,
+    view_of,
+    works,
+)
 
 
 @dataclass(slots=True)
@@ -51,7 +60,8 @@ def need(state: FleetState, *, slack: float = 1.0, without: Iterable[str] = ()) 
     seen = view_of(state)
     preferred = firm(state, seen)
     found = Need([], [], {}, seen)
-    for work in works((*leaving_work(state), *state.pending)):
+    pending = _as_bought(state, found)
+    for work in works((*leaving_work(state), *pending)):
         placed = fit(seen, work, preferred)
         left = [one for one in work.members if one.request.id not in placed]
         if left:
@@ -64,6 +74,36 @@ def need(state: FleetState, *, slack: float = 1.0, without: Iterable[str] = ()) 
             found.short.append((buffer, count - len(placed)))
         _promise(found, placed)
     return found
+
+
+def _as_bought(state: FleetState, found: Need) -> list[Pending]:
+    """Place what nodes on their way were bought for on them; return what else waits.
+
+    Placed another way, by age, it might not fit again, and be bought for a second time.
+    """
+    where = {
+        id_: node.name
+        for node in state.nodes
+        if node.coming and node.name in found.view.nodes
+        for id_ in node.covers
+    }
+    if not where:
+        return list(state.pending)
+    bound: dict[str, list[Pending]] = {}
+    rest = []
+    for one in state.pending:
+        name = where.get(one.request.id)
+        if name is None or unit_of(one.request):
+            rest.append(one)
+        else:
+            bound.setdefault(name, []).append(one)
+    for name, some in bound.items():
+        row = rows_of(found.view, [name])
+        for work in works(some):
+            placed = fit(found.view, work, row, only=True)
+            rest += [one for one in work.members if one.request.id not in placed]
+            _promise(found, placed)
+    return rest
 
 
 def with_slack(found: Need, state: FleetState, slack: float) -> Need:

@@ -126,7 +126,8 @@ class FleetNode:
     `since` is when its phase began. `protected`: high-risk work is on it (ELAS-15).
     `registered`: what its agent reported; until that is known the offering's description counts.
     `rebalance_at`: the provider foretold an interruption without naming a time. `arriving`: what is
-    being moved to it, which holds room here and on its old node.
+    being moved to it, which holds room here and on its old node. `covers`: ids of the requests that
+    it was bought for; they have the first right to it until it is ready.
     """
 
     name: str
@@ -141,6 +142,7 @@ class FleetNode:
     rebalance_at: float | None = None
     work: tuple[Running, ...] = ()
     arriving: tuple[Running, ...] = ()
+    covers: tuple[str, ...] = ()
     token: str = ""
     registered: Node | None = None
     failed_moves: tuple[str, ...] = ()

@@ -106,7 +106,7 @@ class Purchase:
     `covers`: ids of the requests that they are for. `paths`: budgets that pay. `triggered_at`:
     since when the oldest of them waits (ELAS-25). `images`, `datasets`: what the nodes fetch while
     they boot, the most wanted first (ELAS-19, ELAS-26). `names`: of the nodes, as they are
-    reserved. `region`: why there.
+    reserved. `places`: what goes on each of them, in the order of names. `region`: why there.
     """
 
     offering: Offering
@@ -119,6 +119,7 @@ class Purchase:
     triggered_at: float | None = None
     images: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
+    places: tuple[tuple[str, ...], ...] = ()
     region: RegionStage | None = None
 
     @property

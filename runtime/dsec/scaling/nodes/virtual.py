@@ -120,12 +120,17 @@ def unit_of(request: Request) -> str:
 
 
 def fit(
-    view: ClusterView, work: Work, preferred: Ints | None = None, *, regions: Sequence[str] = ()
+    view: ClusterView,
+    work: Work,
+    preferred: Ints | None = None,
+    *,
+    regions: Sequence[str] = (),
+    only: bool = False,
 ) -> dict[str, str]:
     """Place what fits and book it; return id -> node of those that do.
 
-    Rows of `preferred` come first, so that nodes which could go stay empty. A unit is whole or not
-    at all where it is a gang, and in one region in any case (ROAD-08).
+    Rows of `preferred` come first, so that nodes which could go stay empty; or are the only ones.
+    A unit is whole or not at all where it is a gang, and in one region in any case (ROAD-08).
     """
     regions = regions or work.regions
     if work.unit:
@@ -143,7 +148,7 @@ def fit(
         stages.insert(0, np.intersect1d(preferred, everywhere))
     elif preferred is not None:
         stages.insert(0, preferred)
-    for rows in stages:
+    for rows in stages[:1] if only else stages:
         left = [one for one in requests if one.id not in found] if found else requests
         if not left or not len(view) or (rows is not None and not len(rows)):
             continue

@@ -50,7 +50,11 @@ SYSTEM_RULES: Sequence[Rule] = (
 EDITOR, VIEWER = "dsec-editor", "dsec-viewer"
 MEMBERS: Mapping[str, Sequence[Rule]] = {
     VIEWER: (
-        {"api_groups": [GROUP], "resources": ["experiments", "sandboximages"], "verbs": READ},
+        {
+            "api_groups": [GROUP],
+            "resources": ["experiments", "sandboximages", "budgets"],
+            "verbs": READ,
+        },
         # not stored in Kubernetes: the gateway asks for reviews under these names
         {
             "api_groups": [GROUP],
@@ -67,6 +71,8 @@ MEMBERS: Mapping[str, Sequence[Rule]] = {
             ],
             "verbs": ["*"],
         },
+        # who spends does not set the limit
+        {"api_groups": [GROUP], "resources": ["budgets"], "verbs": READ},
     ),
 }
 """What the bindings of a tenant's projects give."""

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
 from dsec.agent.substrates.simulated import Profile
 from dsec.controllers.replica_scaler import Switches
+from dsec.scaling.replicas.proposals import Recorded, recorded
 from dsec.world.metrics import MetricsAwayError
 from sim_world import Sim
 
@@ -68,6 +70,15 @@ def of(sim: Sim, name: str) -> int:
         for entry in agent.core
         if entry.live and entry.spec.identity.experiment == name
     )
+
+
+async def history(sim: Sim) -> list[dict[str, Any]]:
+    """Return every row of history, in the order of its objects."""
+    found: list[dict[str, Any]] = []
+    for info in await sim.objects.list("history/"):
+        data, _ = await sim.objects.get(info.key)
+        found += map(json.loads, data.splitlines())
+    return found
 
 
 async def put(sim: Sim, start: int, count: int) -> None:
@@ -182,6 +193,13 @@ def test_metrics_of_prometheus_drive_a_role_and_their_loss_holds_it(
             assert "(it is away)" in knows["message"]
             sim.metrics.values = {"depth()": 0, USE: 20}
             await sim.until(lambda: of(sim, "rollouts") == 4, 300)
+            await sim.clock.sleep(60)  # history is written in batches
+            rows = [row for row in await history(sim) if row["kind"] == "replicas-sampled"]
+            assert len(rows) >= 2
+            when = datetime.fromisoformat(rows[0]["utc"])
+            assert recorded(when, rows[0]["body"], "queue_depth") == Recorded(when, 4, 90.0, 500.0)
+            scaled = [r["body"] for r in await history(sim) if r["kind"] == "replicas-scaled"]
+            assert [(one["before"], one["after"]) for one in scaled] == [(4, 6), (6, 4)]
 
     simulate(scenario)
 

@@ -14,7 +14,7 @@ from dsec.api.sandbox import Identity
 from dsec.api.scaling import NodePreset
 from dsec.scaling.replicas.presets import PRESETS, WORDS
 from dsec.scaling.replicas.prewarm import Blob, NodeRoom, WarmUp, coming, warm_ups
-from dsec.scaling.replicas.proposals import Recorded, propose
+from dsec.scaling.replicas.proposals import Recorded, propose, recorded
 from dsec.scaling.replicas.requests import own_request
 from dsec.scaling.replicas.schedule import Bounds, bounds_at, zone_of
 from dsec.scaling.replicas.steps import down, inside, up
@@ -335,3 +335,12 @@ def test_elas_28_a_recorded_week_proposes_thresholds_and_nights() -> None:
     assert any("only 96 of 168 hours" in one for one in propose(week[: 4 * 96]).words)
     with pytest.raises(ValueError, match="run for a week"):
         propose([])
+
+
+def test_elas_28_samples_come_from_rows_of_history() -> None:
+    """A row without the metric or without any use says nothing."""
+    body = {"role": "sim", "count": 8, "readings": {"queue_depth": 40.0, "cpu": 55.0}}
+    assert recorded(START, body, "queue_depth") == Recorded(START, 8, 55.0, 40.0)
+    assert recorded(START, body, "latency") is None
+    assert recorded(START, {**body, "readings": {"queue_depth": 4.0}}, "queue_depth") is None
+    assert recorded(START, {"readings": 3}, "queue_depth") is None

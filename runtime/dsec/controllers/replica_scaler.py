@@ -32,6 +32,8 @@ BY = "dsec-scaler"
 """Who the overrides of this controller say they are by."""
 SCALED = "replicas-scaled"
 """Kind of the history rows of changed counts."""
+SAMPLED, SAMPLE_SECONDS = "replicas-sampled", 300.0
+"""Kind of the rows that record a role's load, and how often: a week of them proposes thresholds."""
 SOON = 0.05
 """Seconds: a round that is due this soon is due."""
 _PASSING = frozenset({PendingReason.QUOTA, PendingReason.CONTROL_PLANE})
@@ -116,8 +118,11 @@ class ReplicaScaler:
                     found[role.name] = shown
         if found and not await self._write(key, experiment, found, counts):
             return 0.0
-        for name in found:
+        for name, one in found.items():
             self._rounds[uid, name] = self.clock.monotonic()
+            old_at = known[name].at if name in known else -SAMPLE_SECONDS
+            if one.at // SAMPLE_SECONDS != old_at // SAMPLE_SECONDS:
+                self._sample(experiment, one, counts[name])
         return min(waits)
 
     def _readable(self, key: Key) -> Experiment | None:
@@ -229,6 +234,20 @@ class ReplicaScaler:
             return
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.experiments.put(await self.records.replace_status({**record, "status": body}))
+
+    def _sample(self, experiment: Experiment, one: RoleScaling, count: int) -> None:
+        """Record how loaded a role is, for whoever sets its thresholds later (ELAS-28)."""
+        values = {read.name: read.value for read in one.readings if read.value is not None}
+        meta, resolved = experiment.metadata, experiment.status.resolved
+        self.history.add(
+            SAMPLED,
+            tenant=resolved.tenant if resolved else "",
+            experiment=meta.name,
+            project=meta.namespace,
+            role=one.role,
+            count=count,
+            readings=values,
+        )
 
     def _tell(self, experiment: Experiment, role: str, before: int, one: RoleScaling) -> None:
         meta, resolved = experiment.metadata, experiment.status.resolved

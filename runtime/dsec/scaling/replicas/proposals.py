@@ -12,6 +12,7 @@ from itertools import groupby
 from dsec.api.elastic import ElasticWindow
 from dsec.api.scaling import Weekday
 from dsec.scaling.replicas.schedule import DAYS, zone_of
+from dsec.scaling.signals import use_of
 
 WEEK_HOURS = 168
 ENOUGH = 0.9
@@ -32,6 +33,20 @@ class Recorded:
     """Mean use in percent."""
     metric: float
     """The value of the metric that the role follows."""
+
+
+def recorded(utc: datetime, body: Mapping[str, object], metric: str) -> Recorded | None:
+    """Return the sample of a `replicas-sampled` row of history; None where it lacks a figure."""
+    readings, count = body.get("readings"), body.get("count")
+    if not isinstance(readings, Mapping) or not isinstance(count, int):
+        return None
+    values = {
+        str(name): float(one) for name, one in readings.items() if isinstance(one, int | float)
+    }
+    use = use_of(values)
+    if use is None or metric not in values:
+        return None
+    return Recorded(utc, count, use, values[metric])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dsec.placement.mix import (
     Mix,
     distance,
 )
+from dsec.placement.potential import Surface
 from dsec.placement.stranding import WHOLE, Shape
 
 A100 = Group("train", "a100", 96_000, 8, 80 << 30)
@@ -32,7 +33,7 @@ def test_a_new_mix_has_tables() -> None:
     mix = Mix()
     assert [mix.group(A100), mix.group(T4), mix.group(Group("cpu", "", 64_000))] == [0, 1, 2]
     tables = mix.tables()
-    assert len(tables.plain) == 3
+    assert len(tables.nodes) == 3
     assert mix.tables() is tables
     assert sum(one.weight for one in mix.shapes(A100)) == pytest.approx(1)
     assert all(one.gpus <= 4 for one in mix.shapes(T4))
@@ -68,7 +69,8 @@ def test_a_model_that_nobody_has_asked_for_keeps_the_generic_classes() -> None:
     before = mix.tables()
     mix.observe(Demand(1000, 1, 300, models=("a100",)), 500)
     after = mix.tables()
-    assert after.state_of(number, 9000, [700]) == before.state_of(number, 9000, [700])
+    np.testing.assert_array_equal(after.card_values, before.card_values)
+    np.testing.assert_array_equal(after.nodes[number].values, before.nodes[number].values)
 
 
 def test_tables_are_made_anew_only_when_the_mix_has_drifted() -> None:
@@ -83,7 +85,7 @@ def test_tables_are_made_anew_only_when_the_mix_has_drifted() -> None:
     second = mix.tables()
     assert second.version == first.version + 1
     assert not np.array_equal(first.card_values, second.card_values) or not np.array_equal(
-        first.node_values, second.node_values
+        first.nodes[0].values, second.nodes[0].values
     )
 
 
@@ -139,7 +141,7 @@ def test_equal_histories_give_equal_tables() -> None:
         made.append(tables)
     assert made[0].version == made[1].version
     np.testing.assert_array_equal(made[0].card_values, made[1].card_values)
-    np.testing.assert_array_equal(made[0].node_values, made[1].node_values)
+    np.testing.assert_array_equal(made[0].nodes[0].values, made[1].nodes[0].values)
 
 
 def test_a_copy_learns_apart() -> None:
@@ -211,9 +213,9 @@ def test_with_ends_models_that_others_insist_on_are_left_to_them() -> None:
         choosy.ended(8)
         choosy.tables()
     # a full node strands nothing, an empty one what those others would have used
-    assert choosy.tables().strand_of(0, 96_000, 0.0) == 0
-    assert choosy.tables().strand_of(0, 96_000, 8000.0) > 3000
-    assert plain.tables().strand_of(0, 96_000, 8000.0) < 1000
+    assert Surface(choosy.tables()).read_one(0, 96_000, 0.0, 0) == 0
+    assert Surface(choosy.tables()).read_one(0, 96_000, 8000.0, 0) > 3000
+    assert Surface(plain.tables()).read_one(0, 96_000, 8000.0, 0) < 1000
 
 
 def test_when_ends_cease_the_cluster_counts_as_filling_again() -> None:
@@ -253,4 +255,4 @@ def test_a_larger_node_widens_its_group() -> None:
     mix.observe(FULL)
     after = mix.tables()
     assert after.version > before.version
-    assert after.plain[number][2] > before.plain[number][2]
+    assert len(after.nodes[number].values) > len(before.nodes[number].values)

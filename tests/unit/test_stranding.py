@@ -1,21 +1,18 @@
 """Tables of expected stranded GPU: against plain simulation, and numbers against arrays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from dsec.placement.stranding import (
-    CARD,
-    NEVER,
-    WHOLE,
-    Nodes,
-    OneNode,
-    Shape,
-    Tables,
-    card_table,
-    node_table,
-    stack,
-)
+from dsec.placement.accelerators import Card
+from dsec.placement.engine import place
+from dsec.placement.mix import Demand, Mix
+from dsec.placement.potential import Potential, Surface, groups_of
+from dsec.placement.stranding import WHOLE, Shape, Tables, card_table, node_table, stack
+from dsec.placement.view import ClusterView
 from hypothesis import given
 from hypothesis import strategies as st
+from placement_make import node, request, view
 
 SHAPES = [
     Shape(4000, 1, 470, 3.0),
@@ -105,70 +102,73 @@ def test_large_and_odd_nodes_have_tables(cpu: int, gpus: int) -> None:
     """Grids stay small; beyond their edge the edge holds."""
     table = node_table(SHAPES, cpu, gpus)
     assert table.values.size <= 258 * 258
-    made = stack([(card_table(SHAPES), table)], 1)
-    codes = np.full((1, max(gpus, 1)), WHOLE if gpus else 0)
-    group = np.zeros(1, dtype=np.int64)
-    inside = made.potential(group, np.array([cpu]), codes)
-    beyond = made.potential(group, np.array([cpu * 2]), codes)
-    assert np.isfinite(inside).all()
-    assert beyond <= inside + 1e-6
+    surface = Surface(stack([(card_table(SHAPES), table)], 1))
+    inside = surface.read_one(0, cpu, 500.0 * gpus, 0)
+    assert 0 <= inside <= 500 * gpus
+    assert surface.read_one(0, cpu * 2, 500.0 * gpus, 0) <= inside + 1e-6
 
 
-CARDS = st.lists(st.integers(0, WHOLE), min_size=1, max_size=8)
+SURFACES = (
+    Surface(tables()),
+    # with idle cards that are worth something together
+    Surface(replace(tables(), kept=(-np.arange(97.0 * 9).reshape(97, 9), -np.ones((9, 3))))),
+)
 
 
 @given(
-    cards=CARDS,
-    cpu=st.integers(0, 96_000),
+    surface=st.sampled_from(SURFACES),
     group=st.sampled_from([0, 1]),
-    milli=st.integers(1, 999),
-    count=st.integers(1, 3),
-    asked=st.integers(1, 96_000),
+    cpu=st.integers(0, 200_000),
+    usable=st.integers(0, 9_000_000).map(lambda grains: grains / 1024),
+    idle=st.integers(-1, 12),
 )
-def test_numbers_and_arrays_are_equal_to_the_bit(  # noqa: PLR0917  drawn by name
-    cards: list[int], cpu: int, group: int, milli: int, count: int, asked: int
+def test_numbers_and_arrays_are_equal_to_the_bit(
+    surface: Surface, group: int, cpu: int, usable: float, idle: int
 ) -> None:
-    """Scoring one node in plain numbers gives what scoring it among many does."""
-    made = TABLES
-    codes = [group * CARD + free for free in cards]
-    arrays = np.array([group]), np.array([cpu]), np.array([codes])
-    usable, stranded = made.state(*arrays)
-    assert (usable[0], stranded[0]) == made.state_of(group, cpu, codes)
-    nodes = Nodes(*arrays, usable, stranded)
-    one = OneNode(group, cpu, codes, float(usable[0]), float(stranded[0]))
-    costs, chosen = made.share_costs(nodes, asked, milli, count)
-    cost, cards_of_one = made.share_cost(one, asked, milli, count)
-    assert (costs[0] >= NEVER / 2) == (sum(free >= milli for free in cards) < count)
-    if cost < NEVER / 2:
-        assert (costs[0], tuple(chosen[0])) == (cost, cards_of_one)
-    full = sum(free == WHOLE for free in cards)
-    if full:
-        assert made.whole_costs(nodes, asked, full)[0] == made.whole_cost(one, asked, full)
-    assert made.cpu_costs(nodes, asked)[0] == made.cpu_cost(one, asked)
+    """Reading one node in plain numbers gives what reading it among many does."""
+    one = surface.read_one(group, cpu, usable, idle)
+    arrays = np.array([group, 0]), np.array([cpu, 1]), np.array([usable, 1.0]), np.array([idle, 0])
+    assert surface.read(*arrays)[0] == one
 
 
-TABLES = tables()
+def learned(view: ClusterView) -> tuple[Mix, Potential]:
+    """Return a mix that has seen `SHAPES`, and what it expects to be stranded on a view."""
+    mix = Mix()
+    for shape in SHAPES:
+        mix.observe(Demand(shape.cpu_milli, shape.gpus, shape.milli), int(100 * shape.weight))
+    groups = groups_of(view.profiles, mix)
+    return mix, Potential(view, mix.tables(), groups)
 
 
-@given(cards=CARDS, milli=st.integers(1, 999), cpu=st.integers(0, 90_000))
-def test_the_cost_is_the_change_of_the_potential(cards: list[int], milli: int, cpu: int) -> None:
+def expected(potential: Potential, view: ClusterView) -> float:
+    """Return P of the first node: V of its cards and H of what else is free."""
+    milli = view.cards[Card.MILLI][0]
+    return float(potential.tables.card_values[milli].sum() + potential.stranded[0])
+
+
+@given(taken=st.lists(st.integers(1, 999), max_size=6), milli=st.integers(1, 999))
+def test_the_cost_is_the_change_of_the_potential(taken: list[int], milli: int) -> None:
     """What a share costs is what it adds to the expected stranded GPU of the node."""
-    if max(cards) < milli:
-        return
-    codes = np.array([cards])
-    group, free = np.zeros(1, dtype=np.int64), np.array([90_000])
-    usable, stranded = TABLES.state(group, free, codes)
-    costs, chosen = TABLES.share_costs(Nodes(group, free, codes, usable, stranded), cpu, milli)
-    after = codes.copy()
-    after[0, chosen[0, 0]] -= milli
-    change = TABLES.potential(group, free - cpu, after) - TABLES.potential(group, free, codes)
-    assert costs[0] == pytest.approx(change[0], abs=1e-6)
+    seen = view(node("a", 64, 512, gpus=4))
+    seen.settle()
+    for number, part in enumerate(taken):
+        place(seen, [request(f"t{number}", 3, 1, gpu_count=1, gpu_milli=part)])
+    mix, before = learned(seen)
+    at_first = expected(before, seen)
+    asked = request("new", 7, 1, gpu_count=1, gpu_milli=milli)
+    (decision,) = place(seen, [asked], mix=mix, learn=False, record=True)
+    if decision.node:
+        change = expected(learned(seen)[1], seen) - at_first
+        assert dict(decision.scores)["stranding"] == pytest.approx(change, abs=1e-6)
 
 
 def test_a_card_that_gives_no_shares_counts_for_nothing() -> None:
-    """Its code says 0 free: it neither attracts nor repels."""
-    group, cpu = np.zeros(2, dtype=np.int64), np.array([32_000, 32_000])
-    with_it, without = np.array([500, 0]), np.array([500, 0])
-    usable, stranded = TABLES.state(group, cpu, np.stack([with_it, without]))
-    assert usable[0] == usable[1]
-    assert stranded[0] == stranded[1]
+    """It neither attracts nor repels."""
+    with_it, without = (view(node("a", 32, 64, gpus=gpus)) for gpus in (2, 1))
+    place(with_it, [request("whole", 1, 1, gpu_count=1)])
+    place(without, [request("none", 1, 1)])
+    for one in (with_it, without):
+        place(one, [request("part", 4, 1, gpu_count=1, gpu_milli=500)])
+    table = tables()
+    first, second = (Potential(one, table, [0]) for one in (with_it, without))
+    assert (first.usable[0], first.stranded[0]) == (second.usable[0], second.stranded[0])

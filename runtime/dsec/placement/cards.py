@@ -5,8 +5,8 @@ cards that are cut already, whole cards are taken in their order. There is a cho
 which cards are given; `chooser_for` returns the one for a class of requests.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 from dsec.placement.accelerators import (
     EXCLUSIVE,
     SLICED,
+    Accelerator,
     Card,
     Claim,
     Slicing,
     place_slice,
+    take,
 )
 from dsec.placement.asked import Asked, claim_of
 from dsec.placement.derived import Derived, StaticClass
 from dsec.placement.dimensions import LIMIT
 from dsec.placement.potential import Potential
-from dsec.placement.scratch import Scratch
+from dsec.placement.request import Node
+from dsec.placement.spots import Course, Held, Spot
 from dsec.placement.stranding import NEVER, WHOLE, Floats, Ints
 from dsec.placement.view import ClusterView
 
@@ -46,20 +49,6 @@ def slices_left(slicing: Slicing, name: str) -> Ints:
     return found
 
 
-class Pick(NamedTuple):
-    """The cards of one node for one request, and what it does to the node."""
-
-    claims: tuple[Claim, ...]
-    change: float
-    """Of the sum of V over the cards."""
-    taken: int
-    """Milli that are no longer free."""
-    extra: float = 0.0
-    """Cost beyond stranding."""
-    broken: int = 0
-    """Cards that were idle."""
-
-
 class Chooser:
     """Cards for one class of requests. Subclasses say how they are found and what V changes by."""
 
@@ -74,15 +63,33 @@ class Chooser:
         self.view, self.potential, self.asked = view, potential, asked
         self.derived, self.static = derived, static
         self.bit = 1 << asked.mode
-        self._claims: dict[tuple[int, int], Claim] = {}
 
     def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
         """Return (rows with enough cards, their cost); `cpu` is what each row would have left."""
         raise NotImplementedError
 
-    def pick(self, scratch: Scratch) -> Pick | None:
-        """Return the cards on one node, or None where they do not suffice."""
+    def begin(self, course: Course) -> None:
+        """Look at the cards of a node for the first time."""
         raise NotImplementedError
+
+    def offer(self, course: Course) -> bool:
+        """Choose cards for one more request; False where they do not suffice."""
+        raise NotImplementedError
+
+    def take(self, course: Course) -> None:
+        """Give the cards that were chosen."""
+        raise NotImplementedError
+
+    def held(self, spot: Spot, course: Course, turn: int) -> Held:
+        """Return what a request holds that comes to a node as the one with that number."""
+        raise NotImplementedError
+
+    def give(self, course: Course, numbers: Sequence[int], claims: Sequence[Claim]) -> None:
+        """Enter claims on the cards with those numbers."""
+        states, devices = course.states, self.view.profiles[course.profile].devices
+        for number, claim in zip(numbers, claims, strict=True):
+            take(states[number], devices[number], claim)
+        course.changes.append([(number, tuple(states[number])) for number in numbers])
 
     def cost_of(
         self, rows: Ints, cpu: Ints, change: Floats, taken: Ints | int, broken: Ints | int
@@ -101,29 +108,21 @@ class Chooser:
         cost -= p.stranded[rows]
         return cost
 
-    def suiting(self, scratch: Scratch) -> list[int]:
+    def suiting(self, course: Course) -> list[int]:
         """Return the numbers of the cards of a node that are open to the mode and will do."""
         bit = self.bit
-        found = [n for n, state in enumerate(scratch.cards) if state[_OPEN] & bit]
+        found = [n for n, state in enumerate(course.states) if state[_OPEN] & bit]
         if self.static.suits is not None:
-            suits = self.static.suits[scratch.row].tolist()
+            suits = self.static.suits[course.row].tolist()
             found = [number for number in found if suits[number]]
         return found
 
-    def open(self, rows: Ints) -> Flags:
+    def opened(self, rows: Ints) -> Flags:
         """Return the same for rows: [row, card]."""
         ok: Flags = (self.view.cards[_OPEN][rows] & self.bit) != 0
         if self.static.suits is not None:
             ok &= self.static.suits[rows]
         return ok
-
-    def claim(self, scratch: Scratch, number: int) -> Claim:
-        """Return what a card of a node is claimed for; the same for every request of the class."""
-        key = (scratch.row, number)
-        found = self._claims.get(key)
-        if found is None:
-            found = self._claims[key] = claim_of(self.asked, scratch.node.devices[number])
-        return found
 
 
 class WholeChooser(Chooser):
@@ -134,30 +133,47 @@ class WholeChooser(Chooser):
         gpus = self.asked.gpus
         if self.static.suits is not None:
             # the column counts all idle cards; only some of them will do
-            enough = self.open(rows).sum(axis=1) >= gpus
+            enough = self.opened(rows).sum(axis=1) >= gpus
             rows, cpu = rows[enough], cpu[enough]
         p = self.potential
         change = p.tables.card_values[p.bases[rows] + WHOLE]
         change *= -gpus
         return rows, self.cost_of(rows, cpu, change, gpus * WHOLE, gpus)
 
-    def pick(self, scratch: Scratch) -> Pick | None:
-        """Return the first cards, of one model where that can be (SCHED-11)."""
-        gpus = self.asked.gpus
-        found = self.suiting(scratch)
+    def begin(self, course: Course) -> None:
+        """Look at the cards of a node for the first time."""
+        course.free = self.suiting(course)
+        p, gpus = self.potential, self.asked.gpus
+        value = p.tables.card_list[p.bases_of_profile[course.profile] + WHOLE]
+        course.change, course.taken, course.broken = -gpus * value, gpus * WHOLE, gpus
+
+    def offer(self, course: Course) -> bool:
+        """Choose the first cards, of one model where that can be (SCHED-11)."""
+        gpus, found = self.asked.gpus, course.free
         if len(found) < gpus:
-            return None
+            return False
         if gpus > 1 and self.derived.mixed:
-            found = _of_one_model(scratch, found, gpus)
-        p = self.potential
-        change = -gpus * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
-        claims = tuple([self.claim(scratch, number) for number in found[:gpus]])
-        return Pick(claims, change, gpus * WHOLE, broken=gpus)
+            found = _of_one_model(self.view.profiles[course.profile], found, gpus)
+        course.at = tuple(found[:gpus])
+        return True
+
+    def take(self, course: Course) -> None:
+        """Give the cards that were chosen."""
+        chosen = course.at
+        course.free = [number for number in course.free if number not in chosen]
+        course.chosen.append(chosen)
+        self.give(course, chosen, [Claim("", self.asked.mode)] * len(chosen))
+
+    def held(self, spot: Spot, course: Course, turn: int) -> Held:
+        """Return what a request holds that comes to a node as the one with that number."""
+        devices = spot.node.devices
+        uuids = tuple([devices[number].uuid for number in course.chosen[turn]])
+        return tuple([Claim(uuid, self.asked.mode) for uuid in uuids]), uuids
 
 
-def _of_one_model(scratch: Scratch, found: list[int], gpus: int) -> list[int]:
+def _of_one_model(node: Node, found: list[int], gpus: int) -> list[int]:
     """Return the cards of the model of which fewest would be left, or all where none suffices."""
-    devices = scratch.node.devices
+    devices = node.devices
     counts: dict[str, int] = {}
     for number in found:
         counts[devices[number].model] = counts.get(devices[number].model, 0) + 1
@@ -180,19 +196,16 @@ class ClientChooser(Chooser):
     ) -> None:
         super().__init__(view, derived, potential, static, asked)
         self._codes = potential.codes_for(view, self.bit)
-        self._usable_of: dict[int, list[tuple[int, int, int]]] = {}
-        shapes = self._shapes = {number: self._shape(number) for number in static.kinds}
+        self._claims = {kind: claim_of(asked, derived.kinds[kind]) for kind in static.kinds}
+        """By kind of card: what a client takes of it."""
+        self._clients_of: dict[int, list[tuple[int, int, int]]] = {}
+        shapes = self._shapes = {kind: _shape(claim) for kind, claim in self._claims.items()}
         millis = {milli for milli, _ in shapes.values()} or {WHOLE + 1}
         memories = {memory for _, memory in shapes.values()} or {0}
         self._milli: int | Ints = millis.pop() if len(millis) == 1 else self._by_kind(shapes, 0)
         self._memory: int | Ints = (
             memories.pop() if len(memories) == 1 else self._by_kind(shapes, 1)
         )
-
-    def _shape(self, kind: int) -> tuple[int, int]:
-        """Return (milli, bytes) of a client on a card of a kind, never beyond what arrays hold."""
-        claim = claim_of(self.asked, self.derived.kinds[kind])
-        return min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT)
 
     def _by_kind(self, shapes: dict[int, tuple[int, int]], which: int) -> Ints:
         found = np.zeros(len(self.derived.kinds), dtype=np.int64)
@@ -258,63 +271,86 @@ class ClientChooser(Chooser):
         if self.static.suits is not None:
             np.copyto(each, NEVER, where=~self.static.suits[rows])
 
-    def pick(self, scratch: Scratch) -> Pick | None:
-        """Return the cards where it strands least, the first of equals."""
-        if self.asked.gpus == 1:
-            return self._one_card(scratch)
-        gpus = self.asked.gpus
-        found = [
-            (change, number, milli)
-            for number, milli, memory in self._usable(scratch)
-            if (change := self._change(scratch, number, milli, memory)) < NEVER
-        ]
+    def begin(self, course: Course) -> None:
+        """Look at the cards of a node for the first time."""
+        course.clients = self._clients(course)
+        course.offers = [self._change(course, *one) for one in course.clients]
+
+    def offer(self, course: Course) -> bool:
+        """Choose the cards where it strands least, the first of equals."""
+        offers, clients, gpus = course.offers, course.clients, self.asked.gpus
+        if gpus == 1:
+            best = min(offers, default=NEVER)
+            if best >= NEVER:
+                return False
+            at = offers.index(best)
+            number, course.taken, _ = clients[at]
+            course.at, course.change = (at,), best
+            course.broken = int(course.states[number][_MILLI] == WHOLE)
+            return True
+        found = sorted([(change, at) for at, change in enumerate(offers) if change < NEVER])
         if len(found) < gpus:
-            return None
-        found.sort()
+            return False
         del found[gpus:]
-        claims = tuple([self.claim(scratch, number) for _, number, _ in found])
-        broken = len([one for one in found if scratch.cards[one[1]][_MILLI] == WHOLE])
-        change, taken = sum([one[0] for one in found]), sum([one[2] for one in found])
-        return Pick(claims, change, taken, broken=broken)
+        course.at = tuple([at for _, at in found])
+        course.change = sum([change for change, _ in found])
+        course.taken = sum([clients[at][1] for at in course.at])
+        idle = [at for at in course.at if course.states[clients[at][0]][_MILLI] == WHOLE]
+        course.broken = len(idle)
+        return True
 
-    def _one_card(self, scratch: Scratch) -> Pick | None:
-        """Return the same for one card; only the card that was taken last is looked at anew."""
-        usable, offers = self._usable(scratch), scratch.offers
-        if offers is None:
-            offers = scratch.offers = [self._change(scratch, *one) for one in usable]
-        elif scratch.offered >= 0:
-            offers[scratch.offered] = self._change(scratch, *usable[scratch.offered])
-        best = min(offers, default=NEVER)
-        if best >= NEVER:
-            return None
-        scratch.offered = at = offers.index(best)
-        number, milli, _ = usable[at]
-        broken = int(scratch.cards[number][_MILLI] == WHOLE)
-        return Pick((self.claim(scratch, number),), best, milli, 0.0, broken)
+    def take(self, course: Course) -> None:
+        """Give the cards that were chosen; only those are looked at anew."""
+        clients, kinds = course.clients, self.derived.kinds_of(course.profile)
+        numbers = tuple([clients[at][0] for at in course.at])
+        course.chosen.append(numbers)
+        self.give(course, numbers, [self._claims[kinds[number]] for number in numbers])
+        for at in course.at:
+            course.offers[at] = self._change(course, *clients[at])
 
-    def _change(self, scratch: Scratch, number: int, milli: int, memory: int) -> float:
+    def held(self, spot: Spot, course: Course, turn: int) -> Held:
+        """Return what a request holds that comes to a node as the one with that number."""
+        numbers = course.chosen[turn]
+        known = spot.held
+        if known is None:
+            known = spot.held = {}
+        found = known.get(numbers)
+        if found is None:
+            kinds, devices = self.derived.kinds_of(spot.profile), spot.node.devices
+            uuids = tuple([devices[number].uuid for number in numbers])
+            parts = [self._claims[kinds[number]][1:] for number in numbers]
+            claims = [Claim(uuid, *part) for uuid, part in zip(uuids, parts, strict=True)]
+            found = known[numbers] = tuple(claims), uuids
+        return found
+
+    def _change(self, course: Course, number: int, milli: int, memory: int) -> float:
         """Return what V of a card changes by, or NEVER where it takes no such client."""
-        state = scratch.cards[number]
+        state = course.states[number]
         free = state[_MILLI]
         if free < milli or not state[_OPEN] & self.bit or state[_MEMORY] < memory:
             return NEVER
         if self.asked.gpu_clients and state[_COUNT] >= self.asked.gpu_clients:
             return NEVER
         values = self.potential.tables.card_list
-        code = self.potential.bases_of_profile[scratch.profile] + free
+        code = self.potential.bases_of_profile[course.profile] + free
         return values[code - milli] - values[code]
 
-    def _usable(self, scratch: Scratch) -> list[tuple[int, int, int]]:
+    def _clients(self, course: Course) -> list[tuple[int, int, int]]:
         """Return (card, milli, bytes of a client on it) of the cards of a node that will do."""
-        known = self._usable_of.get(scratch.profile)
+        known = self._clients_of.get(course.profile)
         if known is None:
             suits = self.static.suits
-            known = self._usable_of[scratch.profile] = [
+            known = self._clients_of[course.profile] = [
                 (number, *self._shapes[kind])
-                for number, kind in enumerate(self.derived.kinds_of(scratch.profile))
-                if suits is None or suits.item(scratch.row, number)
+                for number, kind in enumerate(self.derived.kinds_of(course.profile))
+                if suits is None or suits.item(course.row, number)
             ]
         return known
+
+
+def _shape(claim: Claim) -> tuple[int, int]:
+    """Return (milli, bytes) of a client, never beyond what arrays hold."""
+    return min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT)
 
 
 class SliceChooser(Chooser):
@@ -339,7 +375,7 @@ class SliceChooser(Chooser):
         """Return (rows with enough room for slices, their cost)."""
         gpus = self.asked.gpus
         masks = self.view.cards[_SLICES][rows]
-        left = np.where(self.open(rows), self._left[self.derived.kind[rows], masks], 0)
+        left = np.where(self.opened(rows), self._left[self.derived.kind[rows], masks], 0)
         enough = left.sum(axis=1) >= gpus
         if not enough.all():
             rows, cpu, masks, left = rows[enough], cpu[enough], masks[enough], left[enough]
@@ -351,12 +387,15 @@ class SliceChooser(Chooser):
         cost = self.cost_of(rows, cpu, change, new * WHOLE, new)
         return rows, cost + new * self.derived.weights.slicing
 
-    def pick(self, scratch: Scratch) -> Pick | None:
-        """Return slices on cards that are cut already, the fullest first, else on idle ones."""
-        asked, devices = self.asked, scratch.node.devices
-        masks = {n: scratch.cards[n][_SLICES] for n in self.suiting(scratch)}
+    def begin(self, course: Course) -> None:
+        """Look at the cards of a node for the first time: done with each offer."""
+
+    def offer(self, course: Course) -> bool:
+        """Choose slices on cards that are cut already, the fullest first, else on idle ones."""
+        asked, devices = self.asked, self.view.profiles[course.profile].devices
+        masks = {number: course.states[number][_SLICES] for number in self.suiting(course)}
         was = dict(masks)
-        claims: list[Claim] = []
+        chosen: list[tuple[int, int]] = []
         for _ in range(asked.gpus):
             best: tuple[bool, int, int, int] | None = None
             for number, mask in masks.items():
@@ -368,22 +407,42 @@ class SliceChooser(Chooser):
                     if best is None or option < best:
                         best = option
             if best is None:
-                return None
+                return False
             masks[best[2]] |= best[3]
-            claims.append(claim_of(asked, devices[best[2]], best[3]))
+            chosen.append(best[2:])
+        course.at = tuple([number for number, _ in chosen])
+        course.at_places = tuple([place for _, place in chosen])
         # as `candidates` counts them: the cards that are cut already are filled first
-        on_cut = sum(self._left_on(scratch, number, was[number]) for number in was if was[number])
-        most = max(
-            (self._left_on(scratch, number, 0) for number in was if not was[number]), default=0
-        )
+        left_on = {number: _left_on(devices[number], asked.profile, was[number]) for number in was}
+        on_cut = sum(left for number, left in left_on.items() if was[number])
+        most = max((left for number, left in left_on.items() if not was[number]), default=0)
         new = -(-max(asked.gpus - on_cut, 0) // max(most, 1))
         p = self.potential
-        change = -new * p.tables.card_list[p.bases_of_profile[scratch.profile] + WHOLE]
-        return Pick(tuple(claims), change, new * WHOLE, new * self.derived.weights.slicing, new)
+        course.change = -new * p.tables.card_list[p.bases_of_profile[course.profile] + WHOLE]
+        course.taken, course.broken = new * WHOLE, new
+        course.extra = new * self.derived.weights.slicing
+        return True
 
-    def _left_on(self, scratch: Scratch, number: int, mask: int) -> int:
-        slicing = scratch.node.devices[number].slicing
-        return slices_left(slicing, self.asked.profile).item(mask) if slicing else 0
+    def take(self, course: Course) -> None:
+        """Give the slices that were chosen."""
+        course.chosen.append(course.at)
+        course.places.append(course.at_places)
+        name = self.asked.profile
+        claims = [Claim("", SLICED, slices=place, profile=name) for place in course.at_places]
+        self.give(course, course.at, claims)
+
+    def held(self, spot: Spot, course: Course, turn: int) -> Held:
+        """Return what a request holds that comes to a node as the one with that number."""
+        devices = spot.node.devices
+        claims = [
+            claim_of(self.asked, devices[number], place)
+            for number, place in zip(course.chosen[turn], course.places[turn], strict=True)
+        ]
+        return tuple(claims), tuple([claim.device for claim in claims])
+
+
+def _left_on(card: Accelerator, profile: str, mask: int) -> int:
+    return slices_left(card.slicing, profile).item(mask) if card.slicing else 0
 
 
 def chooser_for(

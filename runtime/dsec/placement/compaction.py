@@ -152,7 +152,7 @@ class Compactor:
     def start(self, view: ClusterView, move: Move, now: float) -> None:
         """Book the room on the target besides that on the source. Raises OverCapacityError."""
         asked = _there(view.bookings()[move.id].request, move)
-        view.book(asked, replace(move.decision, id=asked.id))
+        view.book(asked, move.decision._replace(id=asked.id))
         view.pause(asked.id)
         self.moving[move.id] = move
         self._moved[move.id] = (now, self._demand)

@@ -106,7 +106,7 @@ class Derived:
                 self._arrange(len(view.described))
         else:
             for row in view.touched:
-                self.potential.update(view.load(row, cards=True))
+                self.potential.renew(view, row)
         view.touched.clear()
         return self.potential
 

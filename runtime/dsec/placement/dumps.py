@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from dsec.api.base import WireModel
 from dsec.api.decisions import DecisionRecord, LedgerFigure
@@ -103,6 +103,10 @@ class DecisionDump(WireModel):
     weights: Weights
     requests: list[Request]
     decisions: list[Decision] = []
+
+    @field_serializer("decisions")
+    def _named(self, decisions: list[Decision]) -> list[dict[str, Any]]:
+        return [one._asdict() for one in decisions]
 
 
 class Replay(WireModel):

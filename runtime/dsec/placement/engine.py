@@ -13,7 +13,7 @@ from functools import partial
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import Asked, mistakes
 from dsec.placement.derived import derived_of
-from dsec.placement.gangs import CLASS, pack, place_unit
+from dsec.placement.gangs import CLASS, PlaceClass, pack, place_unit
 from dsec.placement.mix import Demand, Mix
 from dsec.placement.refusal import Refusal
 from dsec.placement.refusing import refusals
@@ -49,29 +49,41 @@ def place(
         if request.gang:
             units.setdefault(request.gang_group or request.gang, []).append(position)
     one_class = partial(place_class, view, mix=mix, weights=weights, record=record)
-    for position, request in enumerate(requests):
-        if decisions[position] is not None:
-            continue
+    # several places may be tried for a unit, and it is asked for once
+    trying = partial(one_class, learn=False)
+    position = 0
+    while position < len(requests):
+        request = requests[position]
         if request.gang:
-            chosen: Sequence[int] = units[request.gang_group or request.gang]
-        else:
-            chosen = range(position, _end(requests, position))
-        members = [requests[one] for one in chosen]
+            chosen = units.pop(request.gang_group or request.gang, [])
+            members: Sequence[Request] = [requests[one] for one in chosen]
+            found = _unit(view, members, trying, mix if learn else None) if members else []
+            for at, decision in zip(chosen, found, strict=True):
+                decisions[at] = decision
+            position += 1
+            continue
+        end = _end(requests, position)
+        members = requests[position:end]
         # the first of a group goes where it is best alone; the others come to it
         packed = request.near and (
             len(members) > 1 or request.required_level or view.group(request.near)
         )
-        if not request.gang and not packed:
-            found = one_class(members, learn=learn)
+        if packed:
+            decisions[position:end] = _unit(view, members, trying, mix if learn else None)
         else:
-            # several places may be tried for a unit, and it is asked for once
-            for one in members if learn else ():
-                _observe(mix, one, Asked.of(one), 1)
-            unit = place_unit if request.gang else pack
-            found = unit(view, members, partial(one_class, learn=False))
-        for at, decision in zip(chosen, found, strict=True):
-            decisions[at] = decision
+            decisions[position:end] = one_class(members, learn=learn)
+        position = end
     return [decision for decision in decisions if decision is not None]
+
+
+def _unit(
+    view: ClusterView, members: Sequence[Request], place: PlaceClass, mix: Mix | None
+) -> list[Decision]:
+    """Place a gang, or members of one group near to each other; `mix` is told of them."""
+    for one in members:
+        _observe(mix, one, Asked.of(one), 1)
+    unit = place_unit if members[0].gang else pack
+    return unit(view, members, place)
 
 
 def _end(requests: Sequence[Request], start: int) -> int:
@@ -111,15 +123,14 @@ def place_class(
     potential = derived.refresh(view, mix)
     search = Search(view, derived, potential, request, asked, record=record, within=rows)
     booked = view.bookings()
-    free: Sequence[Request] = members
-    if len(members) > 1 or request.id in booked:
+    free = members
+    ids = {one.id for one in members}
+    if len(ids) < len(members) or not booked.keys().isdisjoint(ids):
         free = list({one.id: one for one in members if one.id not in booked}.values())
-    found = search.place(free)
-    full = refusals(view, request, asked) if explain and None in found else ()
-    answers = [
-        decision or Decision(one.id, refusals=full)
-        for one, decision in zip(free, found, strict=True)
-    ]
+    answers = search.place(free)
+    if len(answers) < len(free):
+        full = refusals(view, request, asked) if explain else ()
+        answers += [Decision(one.id, refusals=full) for one in free[len(answers) :]]
     if len(free) == len(members):
         return answers
     by_id = {one.id: one for one in answers}

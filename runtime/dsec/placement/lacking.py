@@ -1,6 +1,6 @@
 """What the cards of nodes lack for a request: their number, memory, milli, slices, or clients."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,71 +16,123 @@ from dsec.placement.stranding import Ints
 from dsec.placement.view import ClusterView
 
 
-@dataclass(slots=True)
 class _Cards:
-    """The cards of some rows, as [row, card], with what each would have to give."""
+    """The cards of some rows, as [row, card]; what each would have to give is asked for by need."""
 
-    state: Ints
-    suits: Flags
-    milli: Ints
-    memory: Ints
-    most_memory: Ints
-    most_clients: Ints
-    slices: Ints
-    """Slices of the profile that still fit."""
-    all_slices: Ints
+    def __init__(self, view: ClusterView, rows: Ints, request: Request, asked: Asked) -> None:
+        """Look at the makes of the cards once per description of nodes."""
+        self._view, self._rows, self._profiles = view, rows, view.profile[rows]
+        shape = len(view.profiles), view.cards.shape[2]
+        self._suits = np.zeros(shape, dtype=bool)
+        self._figures = np.zeros((len(_Figures._fields), *shape), dtype=np.int64)
+        self._sliced: list[tuple[int, int, Ints]] = []
+        for profile in np.flatnonzero(np.bincount(self._profiles)).tolist():
+            node = view.profiles[profile]
+            for at, card in enumerate(node.devices):
+                if not card.healthy or not card_suits(card, node, request, asked):
+                    continue
+                self._suits[profile, at] = True
+                self._figures[:, profile, at] = _figures(card, asked)
+                if asked.mode == SLICED and card.slicing is not None:
+                    self._sliced.append((profile, at, slices_left(card.slicing, asked.profile)))
+
+    def state(self, field: Card) -> Ints:
+        """Return a figure of the cards as they are now."""
+        found: Ints = self._view.cards[field][self._rows]
+        return found
+
+    def suits(self, of: Flags | None = None) -> Flags:
+        """Return which cards are of the right make, of all rows or of some."""
+        return self._suits[self._profiles if of is None else self._profiles[of]]
+
+    def figure(self, name: str, of: Flags | None = None) -> Ints:
+        """Return one of `_Figures`, of all rows or of some."""
+        table = self._figures[_Figures._fields.index(name)]
+        return np.asarray(table[self._profiles if of is None else self._profiles[of]])
+
+    def slices(self) -> Ints:
+        """Return how many slices of the profile still fit."""
+        state = self.state(Card.SLICES)
+        found = np.zeros(state.shape, dtype=np.int64)
+        for profile, at, left in self._sliced:
+            here = np.flatnonzero(self._profiles == profile)
+            found[here, at] = left[state[here, at]]
+        return found
+
+
+class _Figures(NamedTuple):
+    """What a card would have to give, and the most that there is of it."""
+
+    milli: int
+    memory: int
+    most_memory: int
+    most_clients: int
+    most_slices: int
 
 
 def card_shortfalls(view: ClusterView, rows: Ints, request: Request, asked: Asked) -> list[Refusal]:
     """Return a refusal for each thing that the cards of some of the rows lack."""
-    found = _cards(view, rows, request, asked)
-    opened = found.suits & ((found.state[Card.OPEN] & 1 << asked.mode) != 0)
+    found = _Cards(view, rows, request, asked)
+    suits = found.suits()
+    opened = suits & ((found.state(Card.OPEN) & 1 << asked.mode) != 0)
     gpus, every = asked.gpus, len(rows)
     if asked.mode in EXCLUSIVE:
-        return _short("gpu", gpus, opened.sum(axis=1), found.suits.sum(axis=1), every)
+        return _short("gpu", gpus, _count(opened), _count(suits), every)
     if asked.mode == SLICED:
-        left = np.where(opened, found.slices, 0).sum(axis=1)
-        return _short("gpu slice", gpus, left, found.all_slices.sum(axis=1), every)
-    state, limit = found.state, asked.gpu_clients
-    admitting = opened & (state[Card.COUNT] < limit) if limit else opened
-    enough_memory = state[Card.MEMORY] >= found.memory
-    fits = admitting & enough_memory & (state[Card.MILLI] >= found.milli)
-    short = fits.sum(axis=1) < gpus
+        left = np.where(opened, found.slices(), 0).sum(axis=1)
+        return _short("gpu slice", gpus, left, found.figure("most_slices").sum(axis=1), every)
+    admitting = opened
+    if asked.gpu_clients:
+        admitting = opened & (found.state(Card.COUNT) < asked.gpu_clients)
+    milli, memory = found.state(Card.MILLI), found.state(Card.MEMORY)
+    enough_milli = admitting & (milli >= found.figure("milli"))
+    enough_memory = admitting & (memory >= found.figure("memory"))
+    fits = enough_milli & enough_memory
+    short = _count(fits) < gpus
     # cards in the mode already that have their most clients, whatever memory is free
-    crowded = found.suits & (state[Card.MODE] == asked.mode)
-    dense = short & (admitting.sum(axis=1) < gpus) & crowded.any(axis=1)
-    none = short & ~dense & ((gpus > 1) | ~admitting.any(axis=1))
+    crowded = suits & (found.state(Card.MODE) == asked.mode)
+    admitted = _count(admitting)
+    dense = short & (admitted < gpus) & (_count(crowded) > 0)
+    none = short & ~dense & ((gpus > 1) | (admitted == 0))
     rest = short & ~dense & ~none
-    if asked.milli:
-        # asked as a part of the card: memory follows from it and is named only where it alone lacks
-        milli = rest & ~(admitting & (state[Card.MILLI] >= found.milli)).any(axis=1)
-        memory = rest & ~milli
-    else:
-        memory = rest & ~(admitting & enough_memory).any(axis=1)
-        milli = rest & ~memory
+    # asked as a part of the card: memory follows from it and is named only where it alone lacks
+    some = _count(enough_milli if asked.milli else enough_memory) > 0
     refusals = []
     if dense.any():
-        most = int(found.most_clients[dense].max())
+        most = int(found.figure("most_clients", dense).max())
         refusals.append(_capacity("density", 1, 0, int(dense.sum()), every, most))
     if none.any():
-        refusals += _short("gpu", gpus, fits[none].sum(axis=1), found.suits[none].sum(1), every)
-    for rows_short, name, want, free, most_of in (
-        (memory, "gpu memory", found.memory, state[Card.MEMORY], found.most_memory),
-        (milli, "gpu share", found.milli, state[Card.MILLI], found.suits * WHOLE),
-    ):
+        refusals += _short("gpu", gpus, _count(fits[none]), _count(suits[none]), every)
+    lacking = (
+        (rest & some if asked.milli else rest & ~some, "gpu memory", "memory", memory),
+        (rest & ~some if asked.milli else rest & some, "gpu share", "milli", milli),
+    )
+    for rows_short, name, want, free in lacking:
         if rows_short.any():
             here = admitting[rows_short]
+            most_of = found.suits(rows_short) * WHOLE
+            if want == "memory":
+                most_of = found.figure("most_memory", rows_short)
             refusals.append(
                 _capacity(
                     name,
-                    int(want[rows_short][here].min()),
+                    int(found.figure(want, rows_short)[here].min()),
                     int(free[rows_short][here].max()),
                     int(rows_short.sum()),
                     every,
-                    int(most_of[rows_short].max()),
+                    int(most_of.max()),
                 )
             )
     return refusals
+
+
+def _count(flags: Flags) -> Ints:
+    """Return how many cards of each row are meant: sums of few values each are slow."""
+    bits = np.bitwise_count(np.packbits(flags, axis=1))
+    found = bits[:, 0].astype(np.int64)
+    for column in range(1, bits.shape[1]):
+        found += bits[:, column]
+    return found
 
 
 def _short(name: str, asked: int, free: Ints, most: Ints, every: int) -> list[Refusal]:
@@ -98,45 +150,14 @@ def _capacity(name: str, asked: int, *figures: int) -> Refusal:
     return Refusal(PendingReason.CAPACITY, name, asked, free, count, every, most)
 
 
-def _cards(view: ClusterView, rows: Ints, request: Request, asked: Asked) -> _Cards:
-    profiles, width = view.profile[rows], view.cards.shape[2]
-    used, number = np.unique(profiles, return_inverse=True)
-    suits = np.zeros((len(used), width), dtype=bool)
-    table = np.zeros((5, len(used), width), dtype=np.int64)
-    sliced: list[tuple[int, int, Ints]] = []
-    for place, profile in enumerate(used.tolist()):
-        node = view.profiles[profile]
-        for at, card in enumerate(node.devices):
-            if not card.healthy or not card_suits(card, node, request, asked):
-                continue
-            suits[place, at] = True
-            table[:, place, at] = _figures(card, asked)
-            if asked.mode == SLICED and card.slicing is not None:
-                sliced.append((place, at, slices_left(card.slicing, asked.profile)))
-    state = view.cards[:, rows]
-    slices = np.zeros(state.shape[1:], dtype=np.int64)
-    for place, at, left in sliced:
-        here = np.flatnonzero(number == place)
-        slices[here, at] = left[state[Card.SLICES, here, at]]
-    milli, memory, most_memory, most_clients, all_slices = (one[number] for one in table)
-    return _Cards(
-        state, suits[number], milli, memory, most_memory, most_clients, slices, all_slices
-    )
-
-
-def _figures(card: Accelerator, asked: Asked) -> tuple[int, int, int, int, int]:
-    """Return (milli, bytes, most bytes, most clients, most slices) of one card."""
+def _figures(card: Accelerator, asked: Asked) -> _Figures:
+    """Return the figures of one card."""
     clients = min(card.clients, asked.gpu_clients or card.clients)
     if asked.mode in EXCLUSIVE:
-        return 0, 0, card.allocatable_bytes, clients, 0
+        return _Figures(0, 0, card.allocatable_bytes, clients, 0)
     if asked.mode == SLICED:
         most = slices_left(card.slicing, asked.profile).item(0) if card.slicing else 0
-        return 0, 0, card.allocatable_bytes, clients, most
+        return _Figures(0, 0, card.allocatable_bytes, clients, most)
     claim = claim_of(asked, card)
-    return (
-        min(claim.milli, WHOLE + 1),
-        min(claim.memory, LIMIT),
-        card.allocatable_bytes,
-        clients,
-        0,
-    )
+    milli, memory = min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT)
+    return _Figures(milli, memory, card.allocatable_bytes, clients, 0)

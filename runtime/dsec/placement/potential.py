@@ -5,15 +5,14 @@ array, so that a look-up needs one index, and per row the two figures that a cos
 Scalars and arrays are computed by the same steps and have the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dsec.placement.accelerators import Card
+from dsec.placement.accelerators import Card, CardState
 from dsec.placement.dimensions import WHOLE, Column
 from dsec.placement.mix import Group, Mix
 from dsec.placement.request import Node
-from dsec.placement.scratch import Scratch
 from dsec.placement.stranding import CARD, Floats, Ints, Tables, card_table, node_table, stack
 from dsec.placement.view import ClusterView
 
@@ -42,16 +41,13 @@ class Surface:
     )
 
     def __init__(self, tables: Tables) -> None:
-        shapes = [
-            (last_row + 1, last_column + 1) for _, _, last_row, last_column, _, _ in tables.plain
-        ]
-        rows = max((one[0] for one in shapes), default=1) + 1
-        self._width = width = max((one[1] for one in shapes), default=1) + 1
-        grid = np.zeros((max(1, len(shapes)), rows, width))
-        for group, (height, length) in enumerate(shapes):
-            offset = tables.plain[group][0]
-            table = tables.node_values[offset : offset + height * length].reshape(height, length)
-            grid[group] = np.pad(table, ((0, rows - height), (0, width - length)), mode="edge")
+        nodes = tables.nodes
+        rows = max((one.values.shape[0] for one in nodes), default=1) + 1
+        self._width = width = max((one.values.shape[1] for one in nodes), default=1) + 1
+        grid = np.zeros((max(1, len(nodes)), rows, width))
+        for group, one in enumerate(nodes):
+            height, length = one.values.shape
+            grid[group] = np.pad(one.values, ((0, rows - height), (0, width - length)), mode="edge")
         self.size = rows * width
         self._last_row, self._last_column = float(rows - 2), float(width - 2)
         near, right = grid[:, :-1, :-1], grid[:, :-1, 1:]
@@ -63,13 +59,14 @@ class Surface:
         table[:, :-1, :-1, 3] = far - below - right + near
         self._coefficients = table.reshape(-1, 4)
         self._values: list[float] = grid.reshape(-1).tolist()
-        self._plain_scales = [(one[4], one[5]) for one in tables.plain] or [(1.0, 1.0)]
+        scales = [(1 / one.cpu_step, 1 / one.usable_step) for one in nodes]
+        self._plain_scales = scales or [(1.0, 1.0)]
         self._cpu_scale = _one_or_many([one[0] for one in self._plain_scales])
         self._usable_scale = _one_or_many([one[1] for one in self._plain_scales])
         self.keeps = bool(tables.kept)
         """Idle cards that are together count."""
         self._kept_width = max((one.shape[1] for one in tables.kept), default=1)
-        kept = np.zeros((max(1, len(shapes)), rows, self._kept_width))
+        kept = np.zeros((max(1, len(nodes)), rows, self._kept_width))
         for group, values in enumerate(tables.kept):
             height, length = values.shape
             padding = ((0, rows - height), (0, self._kept_width - length))
@@ -95,7 +92,7 @@ class Surface:
         row += column
         row += group * self.size
         found = self._coefficients.take(row, axis=0)
-        value = found[:, 0] + found[:, 1] * x
+        value: Floats = found[:, 0] + found[:, 1] * x
         value += found[:, 2] * y
         x *= y
         value += found[:, 3] * x
@@ -173,35 +170,38 @@ class Potential:
             found = self.codes[bit] = milli + self.bases[:, None]
         return found
 
-    def state_of(self, scratch: Scratch) -> tuple[float, float]:
-        """Return (usable, stranded) of a node as it is in the scratch."""
-        base, values = self.bases_of_profile[scratch.profile], self.tables.card_list
-        usable = 0.0
-        for state in scratch.cards:
+    def state_of(
+        self, profile: int, states: Sequence[CardState], cpu: int
+    ) -> tuple[float, float, int]:
+        """Return (usable, stranded, idle cards) of a node of that description."""
+        base, values = self.bases_of_profile[profile], self.tables.card_list
+        usable, idle = 0.0, 0
+        for state in states:
             milli = state[_MILLI]
             usable += milli - values[base + milli]
-        cpu = max(scratch.columns[_CPU], 0)
-        group = self.group_of_profile[scratch.profile]
-        return usable, self.surface.read_one(group, cpu, usable, self.idle_of(scratch))
+            idle += milli == WHOLE
+        group = self.group_of_profile[profile]
+        return usable, self.surface.read_one(group, max(cpu, 0), usable, idle), idle
 
-    def idle_of(self, scratch: Scratch) -> int:
-        """Return the idle cards of a node as it is in the scratch; 0 where they do not count."""
-        if not self.surface.keeps:
-            return 0
-        return len([one for one in scratch.cards if one[_MILLI] == WHOLE])
+    def update(
+        self,
+        row: int,
+        profile: int,
+        figures: Sequence[float],
+        states: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Take over (usable, stranded, idle cards) of a row, and the states of changed cards."""
+        self.usable[row], self.stranded[row], self.idle[row] = figures
+        base = self.bases_of_profile[profile]
+        for bit, codes in self.codes.items() if states else ():
+            for number, state in states.items():
+                codes[row, number] = base + state[_MILLI] if state[_OPEN] & bit else base
 
-    def update(self, scratch: Scratch, state: tuple[float, float] | None = None) -> None:
-        """Take over the figures of one row, cards included; `state` where it is known already."""
-        row = scratch.row
-        self.usable[row], self.stranded[row] = state or self.state_of(scratch)
-        if self.surface.keeps:
-            self.idle[row] = self.idle_of(scratch)
-        base, cards = self.bases_of_profile[scratch.profile], scratch.cards
-        for bit, codes in self.codes.items():
-            if cards:
-                codes[row, : len(cards)] = [
-                    base + one[_MILLI] if one[_OPEN] & bit else base for one in cards
-                ]
+    def renew(self, view: ClusterView, row: int) -> None:
+        """Make the figures of a row anew."""
+        states, profile = view.states(row), view.profile.item(row)
+        figures = self.state_of(profile, states, view.columns.item(_CPU, row))
+        self.update(row, profile, figures, dict(enumerate(states)))
 
     def fork(self) -> "Potential":
         """Return a copy that can be updated apart."""

@@ -78,20 +78,32 @@ def _column_shortfalls(
     view: ClusterView, rows: Ints, request: Request, asked: Asked
 ) -> list[Refusal]:
     """Name each booked dimension that a node lacks, and watermarks."""
-    amounts = np.zeros((len(view.profiles), Column.HEADROOM + 1), dtype=np.int64)
     profiles = view.profile[rows]
-    for number in np.unique(profiles).tolist():
-        booked = amounts_of(asked, view.profiles[number])
-        amounts[number, :BOOKED] = [min(amount, LIMIT) for amount in booked]
-    amounts[:, Column.HEADROOM] = 1 if low(request) else 2
+    booked = {
+        number: [min(amount, LIMIT) for amount in amounts_of(asked, view.profiles[number])]
+        for number in np.flatnonzero(np.bincount(profiles)).tolist()
+    }
     found = []
-    for column in (*range(BOOKED), Column.HEADROOM):
-        want, free = amounts[profiles, column], view.columns[column][rows]
-        short = (free < want) & (want > 0)
+    for column in (*range(BOOKED), int(Column.HEADROOM)):
+        if column == Column.HEADROOM:
+            asked_by = dict.fromkeys(booked, 1 if low(request) else 2)
+        else:
+            asked_by = {number: amounts[column] for number, amounts in booked.items()}
+        free = view.columns[column][rows]
+        want: int | Ints = next(iter(asked_by.values()))
+        if len(set(asked_by.values())) > 1:
+            table = np.zeros(len(view.profiles), dtype=np.int64)
+            table[list(asked_by)] = list(asked_by.values())
+            want = table[profiles]
+            short = (free < want) & (want > 0)
+        elif want:
+            short = free < want
+        else:
+            continue
         count = int(short.sum())
         if count:
             most = 2 if column == Column.HEADROOM else int(view.totals[column][rows[short]].max())
-            least = int(want[short].min())
+            least = want if isinstance(want, int) else int(want[short].min())
             best = max(0, int(free[short].max()))
             name = NAMES[Column(column)]
             found.append(Refusal(PendingReason.CAPACITY, name, least, best, count, len(rows), most))

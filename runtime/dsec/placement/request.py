@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from dsec.api.experiment import Stage, TaskClass
 from dsec.api.nodes import PlacementTraits
@@ -146,8 +147,7 @@ class Request:
     cpu_share_scale: ShareScale = ShareScale.ABSOLUTE
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The answer to one request: a node with its devices, or refusals with reasons."""
 
     id: str

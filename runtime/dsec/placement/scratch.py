@@ -4,7 +4,7 @@ A scratch is loaded from a view's arrays, changed, and stored back as a whole. I
 change cards, what a node has when nothing runs on it, and where its watermarks lie.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from dsec.api.experiment import Stage
 from dsec.placement.accelerators import Accelerator, Card, CardState, Claim, idle, summary, take
@@ -18,6 +18,8 @@ STAGE_COLUMN = {
 }
 _HEADROOM, _CPU, _MEMORY = int(Column.HEADROOM), int(Column.CPU), int(Column.MEMORY)
 _BOOKED = tuple(range(_HEADROOM))
+SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
+"""Columns that follow from the cards."""
 Marks = tuple[int, int, int, int]
 """Free CPU and memory at which the safe watermark is reached, and the limit."""
 
@@ -27,12 +29,10 @@ class Scratch:
 
     __slots__ = (
         "cards",
-        "changed_cards",
+        "changed",
         "columns",
         "marks",
         "node",
-        "offered",
-        "offers",
         "profile",
         "row",
     )
@@ -49,39 +49,27 @@ class Scratch:
         self.marks = marks
         self.columns = columns
         self.cards = cards
-        self.changed_cards = False
-        self.offers: list[float] | None = None
-        """Of a search: what each card that will do costs, and which was offered last."""
-        self.offered = -1
+        self.changed: set[int] = set()
+        """Numbers of cards that are to be stored."""
 
-    def take(self, amounts: tuple[int, ...], claims: Iterable[Claim], stage: str = "") -> None:
+    def take(self, amounts: tuple[int, ...], claims: Sequence[Claim], stage: str = "") -> None:
         """Book; the caller has made sure that it fits. `store` brings the summaries up to date."""
-        columns = self.columns
-        for column in _BOOKED:
-            columns[column] -= amounts[column]
-        if stage in STAGE_COLUMN:
-            columns[STAGE_COLUMN[stage]] += 1
         if claims:
-            cards = self.cards
-            for claim in claims:
-                uuid = claim.uuid
-                for index, card in enumerate(self.node.devices):
-                    if card.uuid == uuid:
-                        take(cards[index], card, claim)
-                        break
-            self.changed_cards = True
-        if self.marks is not None:
-            columns[_HEADROOM] = headroom(self.marks, columns)
+            numbers = {card.uuid: number for number, card in enumerate(self.node.devices)}
+            known = [claim for claim in claims if claim.uuid in numbers]
+            self.give([numbers[claim.uuid] for claim in known], known)
+        self.count(amounts, stage)
 
-    def give(self, amounts: tuple[int, ...], stage: str = "") -> None:
-        """Take back what is not of cards."""
-        columns = self.columns
-        for column in _BOOKED:
-            columns[column] += amounts[column]
-        if stage in STAGE_COLUMN:
-            columns[STAGE_COLUMN[stage]] -= 1
-        if self.marks is not None:
-            columns[_HEADROOM] = headroom(self.marks, columns)
+    def give(self, numbers: Sequence[int], claims: Sequence[Claim]) -> None:
+        """Enter claims on the cards with those numbers."""
+        devices, states = self.node.devices, self.cards
+        for number, claim in zip(numbers, claims, strict=True):
+            take(states[number], devices[number], claim)
+        self.changed.update(numbers)
+
+    def count(self, amounts: tuple[int, ...], stage: str = "", times: int = 1) -> None:
+        """Book that often what is not of cards."""
+        book(self.columns, amounts, self.marks, stage, times)
 
     def shortfall(self, amounts: tuple[int, ...]) -> Column | None:
         """Return the first column that lacks room, or None."""
@@ -89,6 +77,41 @@ class Scratch:
             if amount and self.columns[column] < amount:
                 return Column(column)
         return None
+
+
+def book(
+    columns: list[int], amounts: tuple[int, ...], marks: Marks | None, stage: str, times: int
+) -> None:
+    """Take amounts off the columns of a node that often, in place."""
+    for column in _BOOKED:
+        columns[column] -= times * amounts[column]
+    if stage in STAGE_COLUMN:
+        columns[STAGE_COLUMN[stage]] += times
+    if marks is not None:
+        columns[_HEADROOM] = headroom(marks, columns)
+
+
+def room(columns: list[int], amounts: tuple[int, ...], marks: Marks | None, level: int) -> int:
+    """Return how many times those amounts still fit, cards aside; 0 or less: not once.
+
+    Each must find at least that `level` of the watermarks (see `headroom`); 0 is none.
+    """
+    fits = [free // amount for free, amount in zip(columns, amounts) if amount]  # noqa: B905  columns go on
+    if level and marks is not None:
+        safe_cpu, safe_memory, cpu, memory = marks
+        above = _above(columns, amounts, safe_cpu, safe_memory)
+        fits.append(max(above, _above(columns, amounts, cpu, memory)) if level == 1 else above)
+    return min(fits)
+
+
+def _above(columns: list[int], amounts: tuple[int, ...], cpu: int, memory: int) -> int:
+    """Return how many of those may start while CPU and memory are above those figures."""
+    cpu, memory = columns[_CPU] - cpu, columns[_MEMORY] - memory
+    if cpu <= 0 or memory <= 0:
+        return 0
+    # rounded up: the last starts just above them
+    fits = -(-memory // amounts[_MEMORY])
+    return min(fits, -(-cpu // amounts[_CPU])) if amounts[_CPU] else fits
 
 
 def totals(node: Node) -> list[int]:

@@ -1,51 +1,51 @@
 """The search for the best node of one class of requests, and what it does to the view."""
 
+from bisect import insort
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 import numpy as np
 
-from dsec.placement.accelerators import SLICED, Claim
 from dsec.placement.asked import Asked, amounts_of
-from dsec.placement.cards import Flags, Pick, chooser_for
+from dsec.placement.cards import Flags, chooser_for
 from dsec.placement.derived import Derived
 from dsec.placement.dimensions import LIMIT, Column
 from dsec.placement.filters import room
 from dsec.placement.potential import Potential
+from dsec.placement.pricing import Kind, Pricing
 from dsec.placement.request import Decision, Request
-from dsec.placement.scores import STATIC, local_parts
-from dsec.placement.scratch import STAGE_COLUMN, Scratch
+from dsec.placement.scratch import STAGE_COLUMN
+from dsec.placement.spots import Spot
 from dsec.placement.stranding import CANDIDATES, Floats, Ints
 from dsec.placement.view import SELDOM, ClusterView
 
 FIRST_BLOCK = 512
 """Rows looked at first; each further block is twice as large."""
+OPENED = 8
+"""Nodes that are opened together: many are quicker than each by itself, but some go unused."""
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
 _CPU, _WHOLE = int(Column.CPU), int(Column.WHOLE)
 _MEMORY, _PINS = int(Column.MEMORY), int(Column.PINS)
-_STAGES = tuple(int(column) for column in STAGE_COLUMN.values())
+_NOBODY = (float("inf"), 0)
 
 
 class Search:
     """Candidates of one class of requests, found as they are needed."""
 
     __slots__ = (
+        "_amounts",
         "_at",
         "_cards",
         "_chooser",
         "_compare",
         "_counts",
         "_derived",
-        "_lacking",
         "_order",
-        "_plain",
-        "_record",
         "_rest",
-        "_varying",
         "_view",
-        "amounts",
         "asked",
         "potential",
+        "pricing",
         "request",
         "static",
         "window",
@@ -62,7 +62,6 @@ class Search:
         record: bool = False,
         within: Ints | None = None,
     ) -> None:
-        self._record = record
         self._view, self._derived, self.potential = view, derived, potential
         self.request, self.asked = request, asked
         self.static = derived.static_class(view, request, asked)
@@ -74,23 +73,17 @@ class Search:
             avoided = [view.row(name) for name in request.avoid if name in view.nodes]
             order = np.arange(len(view.described)) if self._order is None else self._order
             self._order = order[~np.isin(order, avoided)]
-        self.amounts: tuple[int, ...] | None = None
-        """What is booked on any node; None where it differs from node to node."""
-        self._compare: list[tuple[int, int | Ints]] = []
-        for column, amount in room(request, asked, watermarks=derived.watermarked):
-            self._compare.append((column, amount))
-        self._compare_cpu()
-        # what follows from cards is exact in the cards alone while they are being changed
-        own = [one for one in self._compare if one[0] < _WHOLE]
-        self._plain = [(column, asked) for column, asked in own if isinstance(asked, int)]
-        self._varying = [(column, asked) for column, asked in own if not isinstance(asked, int)]
-        # one node is always compared in all columns, many only where one of them can lack
-        self._lacking = [
-            one
-            for one in self._compare
-            if one[0] not in SELDOM or view.binds(*one)  # type: ignore[arg-type]  # numbers there
+        self._amounts: tuple[int, ...] | None = None
+        # of the columns that seldom lack room only those where some node may
+        self._compare: list[tuple[int, int | Ints]] = [
+            (column, amount)
+            for column, amount in room(request, asked, watermarks=derived.watermarked)
+            if column not in SELDOM or view.binds(column, amount)
         ]
+        self._compare_cpu()
         self._chooser = chooser_for(view, derived, potential, self.static, asked)
+        kind = Kind(request, asked, self.static, self._chooser, self._amounts)
+        self.pricing = Pricing(view, derived, potential, kind, record=record)
         self._cards = len(derived.kinds) > 1
         self.window = CANDIDATES
         self._counts: Floats | None = None
@@ -103,7 +96,7 @@ class Search:
     def _compare_cpu(self) -> None:
         asked, view = self.asked, self._view
         if not asked.relative_shares and not asked.pins:
-            self.amounts = amounts_of(asked, view.described[0]) if view.described else ()
+            self._amounts = amounts_of(asked, view.described[0]) if view.described else ()
             self._compare.append((_CPU, asked.cpu))
             return
         amounts = [amounts_of(asked, node) for node in view.profiles]
@@ -148,7 +141,7 @@ class Search:
         block, self._rest = self._rest[:count], self._rest[count:]
         return block
 
-    def _done(self) -> bool:
+    def done(self) -> bool:
         """Return whether `more` has nothing left to give."""
         last = len(self._order) if self._order is not None else self._view.columns.shape[1]
         return self._at >= last and not len(self._rest)
@@ -163,7 +156,7 @@ class Search:
         end = self._at = min(last, start + size)
         mask: Flags | None = None
         block = slice(start, end) if order is None else order[start:end]
-        for column, asked in self._lacking:
+        for column, asked in self._compare:
             free = columns[column]
             amount = asked if isinstance(asked, int) else asked[block]
             if mask is None:
@@ -205,7 +198,7 @@ class Search:
         return rows, cost
 
     def _cpu_of(self, rows: Ints) -> int | Ints:
-        if self.amounts is not None:
+        if self._amounts is not None:
             return self.asked.cpu
         asked = next(asked for column, asked in self._compare if column == _CPU)
         return asked if isinstance(asked, int) else asked[rows]
@@ -217,189 +210,102 @@ class Search:
         cpus, memories = np.maximum(totals[_CPU][rows], 1), np.maximum(totals[_MEMORY][rows], 1)
         return np.asarray(np.abs(cpu / cpus - memory / memories))
 
-    # -- one node -------------------------------------------------------------------------------
-
-    def spot(self, row: int) -> "Spot":
-        """Return a node that something may be placed on."""
-        p = self.potential
-        scratch = self._view.load(row, cards=self._chooser is not None)
-        return Spot(scratch, p.usable.item(row), p.stranded.item(row), p.idle.item(row))
-
-    def price(self, spot: "Spot") -> bool:
-        """Find cards and cost on one node, the same as `more` finds; False where it has no room."""
-        scratch = spot.scratch
-        columns, row = scratch.columns, scratch.row
-        for column, amount in self._plain:
-            if columns[column] < amount:
-                return False
-        for column, amounts in self._varying:
-            if columns[column] < amounts.item(row):
-                return False
-        weights = self._derived.weights
-        cost = self.static.base.item(row)
-        if self._cards:
-            stranded = self._strand(spot)
-            if stranded is None:
-                return False
-            cost += stranded * weights.stranding
-        if weights.balance and not self.asked.mode:
-            cost += weights.balance * self._imbalance_of(scratch)
-        if self.request.stage in STAGE_COLUMN:
-            same = columns[STAGE_COLUMN[self.request.stage]]
-            every = columns[_STAGES[0]] + columns[_STAGES[1]] + columns[_STAGES[2]]
-            cost += weights.stage * (same / max(every, 1))
-        if self._counts is not None:
-            count = self._view.group(self.request.spread).get(scratch.node.name, 0)
-            cost += weights.spread * float(count)
-        spot.cost = cost
-        return True
-
-    def _strand(self, spot: "Spot") -> float | None:
-        """Find cards and what is stranded by giving them; None where they do not suffice."""
-        scratch, p = spot.scratch, self.potential
-        booked = self.amounts or amounts_of(self.asked, scratch.node)
-        group, left = p.group_of_profile[scratch.profile], scratch.columns[_CPU] - booked[_CPU]
-        if self._chooser is None:
-            spot.next_usable = spot.usable
-            spot.next_stranded = p.surface.read_one(group, left, spot.usable, spot.idle)
-            return spot.next_stranded - spot.stranded
-        pick = spot.pick = self._chooser.pick(scratch)
-        if pick is None:
-            return None
-        spot.next_usable = max(spot.usable - pick.taken - pick.change, 0.0)
-        idle = spot.next_idle = spot.idle - pick.broken
-        spot.next_stranded = p.surface.read_one(group, left, spot.next_usable, idle)
-        return spot.next_stranded + pick.change - spot.stranded + pick.extra
-
-    def _imbalance_of(self, scratch: Scratch) -> float:
-        totals, amounts = self._view.totals, self.amounts or amounts_of(self.asked, scratch.node)
-        cpu = scratch.columns[_CPU] - amounts[_CPU]
-        memory = scratch.columns[_MEMORY] - self.asked.memory
-        cpus, memories = totals.item(_CPU, scratch.row), totals.item(_MEMORY, scratch.row)
-        # as floats before the division, as arrays do it
-        return abs(float(cpu) / max(1, cpus) - float(memory) / max(1, memories))
-
     # -- placing --------------------------------------------------------------------------------
 
-    def place(self, members: Sequence[Request]) -> list[Decision | None]:
-        """Place equal requests, each where it costs least after those before it; None: no room."""
+    def place(self, members: Sequence[Request]) -> list[Decision]:
+        """Place equal requests, each where it costs least after those before it.
+
+        The last of them may lack room: decisions are only of those that have some.
+        """
         rows, costs = self.more(self.window)
+        if not len(rows) or not members:
+            return []
+        pricing = self.pricing
         if len(members) == 1:
-            return [self._first(members[0], rows, costs)]
-        places = rows.tolist()
-        heap = list(zip(costs.tolist(), range(len(places)), strict=True))
-        heapify(heap)
-        spots: dict[int, Spot] = {}
-        spare: list[tuple[float, int]] = []
-        found: list[Decision | None] = []
-        for member in members:
-            if not heap:
-                found.append(None)
-                continue
-            at = heap[0][1]
-            spot = spots.get(at)
-            if spot is None:
-                spot = spots[at] = self.spot(places[at])
-                self._sure(spot)
-            found.append(self._enter(member, spot))
-            if self.price(spot):
-                heapreplace(heap, (spot.cost, at))
-                continue
-            heappop(heap)
-            if not spare and not self._done():
-                rows, costs = self.more(CANDIDATES // 4)
-                spare = list(zip(costs.tolist(), range(len(places), len(places) + len(rows))))[::-1]  # noqa: B905  equal by construction
-                places += rows.tolist()
-            if spare:
-                heappush(heap, spare.pop())
-        for spot in spots.values():
-            self._store(spot)
+            (spot,) = spots = pricing.open([rows.item(costs.argmin())], several=False)
+            _sure(pricing, spot)
+            only = pricing.enter(members[0], spot)
+            pricing.close(spots)
+            return [only]
+        turns = _Turns(self, rows, costs)
+        found = turns.take(members)
+        pricing.close(turns.spots)
         return found
 
-    def _first(self, member: Request, rows: Ints, costs: Floats) -> Decision | None:
-        """Place a single request: no heap, no second look."""
-        if not len(rows):
+
+def _sure(pricing: Pricing, spot: Spot) -> None:
+    if not pricing.price(spot):
+        raise AssertionError(f"{spot.node.name}: arrays and figures differ")
+
+
+class _Turns:
+    """Whose turn it is: of the nodes that were opened and those that were not, the cheapest."""
+
+    def __init__(self, search: Search, rows: Ints, costs: Floats) -> None:
+        self._search, self._pricing = search, search.pricing
+        order = costs.argsort(kind="stable")
+        self._closed = list(zip(costs[order].tolist(), order.tolist(), strict=True))
+        """Those that were not opened, from `_first` on; of equal ones in the order of nodes."""
+        self._first = 0
+        self._rows: list[int] = rows.tolist()
+        self._spare: list[tuple[float, int]] = []
+        self._opened: list[tuple[float, int]] = []
+        """A heap of (cost, number of candidate)."""
+        self._ready: dict[int, Spot] = {}
+        self.spots: list[Spot] = []
+
+    def take(self, members: Sequence[Request]) -> list[Decision]:
+        """Place requests one after the other; whoever has a turn keeps it while it is cheapest."""
+        enter, price, opened = self._pricing.enter, self._pricing.price, self._opened
+        found: list[Decision] = []
+        left = iter(members)
+        member = next(left, None)
+        while member is not None:
+            turn = self._next()
+            if turn is None:
+                break
+            at, spot = turn
+            rival = min(self._closed[self._first : self._first + 1] + opened[:1], default=_NOBODY)
+            found.append(enter(member, spot))
+            member = None
+            for following in left:
+                if not price(spot):
+                    self._refill()
+                elif (spot.cost, at) < rival:
+                    found.append(enter(following, spot))
+                    continue
+                else:
+                    heappush(opened, (spot.cost, at))
+                member = following
+                break
+        return found
+
+    def _next(self) -> tuple[int, Spot] | None:
+        """Take out the cheapest node, with its number; None where no node has room."""
+        closed, opened, first = self._closed, self._opened, self._first
+        if opened and (first == len(closed) or opened[0] < closed[first]):
+            at = heappop(opened)[1]
+            return at, self._ready[at]
+        if first == len(closed):
             return None
-        spot = self.spot(rows.item(costs.argmin()))
-        self._sure(spot)
-        decision = self._enter(member, spot)
-        self._store(spot)
-        return decision
+        at = closed[first][1]
+        if at not in self._ready:
+            # with those that come next
+            block = [one for _, one in closed[first : first + OPENED] if one not in self._ready]
+            spots = self._pricing.open([self._rows[one] for one in block])
+            self._ready.update(zip(block, spots, strict=True))
+            self.spots += spots
+        self._first += 1
+        _sure(self._pricing, self._ready[at])
+        return at, self._ready[at]
 
-    def _sure(self, spot: "Spot") -> None:
-        if not self.price(spot):
-            raise AssertionError(f"{spot.scratch.node.name}: arrays and figures differ")
-
-    def _enter(self, member: Request, spot: "Spot") -> Decision:
-        """Book a request on a node that was priced."""
-        scratch, pick = spot.scratch, spot.pick
-        name = scratch.node.name
-        amounts = self.amounts or amounts_of(self.asked, scratch.node)
-        cpus = self._view.free_cpus(name, amounts[_PINS]) if self.asked.pins else ()
-        claims: tuple[Claim, ...] = ()
-        devices: tuple[str, ...] = ()
-        if pick is not None:
-            claims = pick.claims
-            devices = tuple([one.device if one.slices else one.uuid for one in claims])
-        scores = self._scores(spot) if self._record else ()
-        decision = Decision(member.id, name, devices, (), scores, cpus)
-        self._view.commit(scratch, member, decision, amounts, claims)
-        spot.usable, spot.stranded = spot.next_usable, spot.next_stranded
-        spot.idle = spot.next_idle
-        return decision
-
-    def _scores(self, spot: "Spot") -> tuple[tuple[str, float], ...]:
-        """Return the parts of a priced node's cost by name; they sum to `cost` but for rounding."""
-        scratch, weights = spot.scratch, self._derived.weights
-        parts = [
-            (name, float(getattr(weights, name)) * part(scratch.node, self.request, self.asked))
-            for name, part in STATIC
-        ]
-        parts += local_parts(scratch.node, self.request, weights)
-        parts.append(("order", self._derived.order.item(scratch.row)))
-        if self.request.stage in STAGE_COLUMN:
-            same = scratch.columns[STAGE_COLUMN[self.request.stage]]
-            every = sum(scratch.columns[Column.EXPLORATION :])
-            parts.append(("stage", weights.stage * (same / max(every, 1))))
-        if self._counts is not None:
-            count = self._view.group(self.request.spread).get(scratch.node.name, 0)
-            parts.append(("spread", weights.spread * count))
-        rest = spot.cost - sum(value for _, value in parts)
-        named = [(name, value) for name, value in parts if value]
-        return (("cost", spot.cost), ("stranding", rest), *named)
-
-    def _store(self, spot: "Spot") -> None:
-        scratch = spot.scratch
-        self._view.store(scratch)
-        if self._chooser is None:
-            self.potential.stranded[scratch.row] = spot.stranded
-        elif self.asked.mode == SLICED:
-            # what was counted as cut may differ from what was
-            self.potential.update(scratch)
-        else:
-            self.potential.update(scratch, (spot.usable, spot.stranded))
-        self._view.touched.discard(scratch.row)
-
-
-class Spot:
-    """A node while requests are placed on it: its figures, and what the next one makes of them."""
-
-    __slots__ = (
-        "cost",
-        "idle",
-        "next_idle",
-        "next_stranded",
-        "next_usable",
-        "pick",
-        "scratch",
-        "stranded",
-        "usable",
-    )
-
-    def __init__(self, scratch: Scratch, usable: float, stranded: float, idle: int) -> None:
-        self.scratch = scratch
-        self.usable = self.next_usable = usable
-        self.stranded = self.next_stranded = stranded
-        self.idle = self.next_idle = idle
-        self.pick: Pick | None = None
-        self.cost = 0.0
+    def _refill(self) -> None:
+        """Put another candidate in the place of one that is full."""
+        if not self._spare and not self._search.done():
+            rows, costs = self._search.more(CANDIDATES // 4)
+            first = len(self._rows)
+            self._rows += rows.tolist()
+            numbers = range(first, len(self._rows))
+            self._spare = list(zip(costs.tolist(), numbers, strict=True))[::-1]
+        if self._spare:
+            insort(self._closed, self._spare.pop(), self._first)

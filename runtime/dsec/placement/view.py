@@ -13,7 +13,7 @@ that are written back at once: numpy is slow on single values.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -26,11 +26,12 @@ from dsec.placement.asked import Asked, OverCapacityError, amounts_of, canonical
 from dsec.placement.buckets import Buckets
 from dsec.placement.dimensions import NAMES, UNMETERED, Column
 from dsec.placement.request import LEVELS, Decision, Health, Node, Request
-from dsec.placement.scratch import Marks, Scratch, claim_fits, marks_of, totals
+from dsec.placement.scratch import SUMMARY, Marks, Scratch, claim_fits, marks_of, totals
 
 Ints = NDArray[np.int64]
 _COLUMNS = len(Column)
-_SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
+_FEW = 3
+"""Rows, or cards, that are quicker handled one by one."""
 _WISHES = attrgetter(*(name for name in Request.__slots__ if name not in ("id", "resources")))
 SPARE_PROFILES = 64
 """Descriptions beyond two a node that are kept although no node has them any more."""
@@ -263,7 +264,7 @@ class ClusterView:
         for id_ in self._on.keys_of(node.name):
             booking = self._bookings[id_]
             scratch.take(_held(booking), booking.claims, booking.request.stage)
-        scratch.changed_cards = True
+        scratch.changed.update(range(len(cards)))
         self.cards[:, row, :] = 0
         self.store(scratch)
 
@@ -304,18 +305,49 @@ class ClusterView:
         columns = self.columns[:, row].tolist()
         return Scratch((row, node, self.profile.item(row)), columns, states, self.marks[row])
 
+    def load_all(self, rows: Sequence[int]) -> list[list[int]]:
+        """Return the columns of several rows."""
+        if len(rows) <= _FEW:
+            return [self.columns[:, row].tolist() for row in rows]
+        found: list[list[int]] = self.columns[:, rows].T.tolist()
+        return found
+
+    def states(self, row: int) -> list[CardState]:
+        """Return the states of the cards of a row."""
+        found: list[CardState] = self.cards[:, row, : len(self.described[row].devices)].T.tolist()
+        return found
+
     def store(self, scratch: Scratch) -> None:
         """Write figures back."""
-        row, columns = scratch.row, scratch.columns
-        if scratch.changed_cards and scratch.cards:
-            columns[_SUMMARY] = summary(scratch.cards)
-            self.cards[:, row, : len(scratch.cards)] = np.array(scratch.cards, dtype=np.int64).T
-            scratch.changed_cards = False
-        self.columns[:, row] = columns
+        if scratch.changed:
+            scratch.columns[SUMMARY] = summary(scratch.cards)
+        states = {number: scratch.cards[number] for number in scratch.changed}
+        self.store_all([(scratch.row, scratch.columns)], [(scratch.row, states)])
+
+    def store_all(
+        self,
+        columns: Sequence[tuple[int, list[int]]],
+        cards: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
+    ) -> None:
+        """Write (row, its columns) back, and (row, states of cards by number)."""
         floors = self.floors
-        for column in SELDOM:
-            floors[column] = min(floors[column], columns[column])
-        self.touched.add(row)
+        for _, figures in columns:
+            for column in SELDOM:
+                floors[column] = min(floors[column], figures[column])
+        self.touched.update([row for row, _ in columns])
+        if len(columns) <= _FEW:
+            for row, figures in columns:
+                self.columns[:, row] = figures
+        else:
+            rows = [row for row, _ in columns]
+            self.columns[:, rows] = np.array([one for _, one in columns], dtype=np.int64).T
+        states = [(row, number, one) for row, of in cards for number, one in of.items()]
+        if len(states) <= _FEW:
+            for row, number, one in states:
+                self.cards[:, row, number] = one
+        elif states:
+            at = [row for row, _, _ in states], [number for _, number, _ in states]
+            self.cards[:, at[0], at[1]] = np.array([one for _, _, one in states], np.int64).T
 
     def binds(self, column: int, amount: int) -> bool:
         """Return whether some node may lack that amount."""
@@ -371,30 +403,28 @@ class ClusterView:
             self._check(scratch, request.id, amounts, claims, decision.cpus)
         elif any(free - amount < -UNMETERED for free, amount in zip(scratch.columns, amounts)):  # noqa: B905  columns go on
             raise OverCapacityError(f"{request.id}: figures beyond any node")
-        self.commit(scratch, request, decision, amounts, claims)
-        self.store(scratch)
-
-    def commit(
-        self,
-        scratch: Scratch,
-        request: Request,
-        decision: Decision,
-        amounts: tuple[int, ...],
-        claims: tuple[Claim, ...],
-    ) -> None:
-        """Enter a booking that fits; the caller stores the scratch afterwards."""
         scratch.take(amounts, claims, request.stage)
-        if claims and (request.resources.gpu_memory_bytes or request.resources.gpu_shares):
+        self.store(scratch)
+        held = Booking(request, node.name, decision.devices, decision.cpus, amounts, claims)
+        self.enter([held])
+
+    def enter(self, bookings: Sequence[Booking]) -> None:
+        """Enter bookings of equal requests, in this order; figures are stored apart."""
+        if not bookings:
+            return
+        known, on = self._bookings, self._on
+        for booking in bookings:
+            id_ = booking.request.id
+            known[id_] = booking
+            on.add(booking.node, id_)
+        request = bookings[0].request
+        if bookings[0].claims and (
+            request.resources.gpu_memory_bytes or request.resources.gpu_shares
+        ):
             self.uneven = True
-        name = decision.node
-        self._bookings[request.id] = Booking(
-            request, name, decision.devices, decision.cpus, amounts, claims
-        )
-        self._on.add(name, request.id)
-        if request.near:
-            self._groups.add(request.near, name)
-        if request.spread:
-            self._groups.add(request.spread, name)
+        for group in (request.near, request.spread):
+            for booking in bookings if group else ():
+                self._groups.add(group, booking.node)
 
     def _check(
         self,
@@ -445,7 +475,7 @@ class ClusterView:
             self._rebuild(row)
         else:
             scratch = self.load(row, cards=False)
-            scratch.give(_held(booking), booking.request.stage)
+            scratch.count(_held(booking), booking.request.stage, -1)
             self.store(scratch)
         return True
 
@@ -490,10 +520,7 @@ class ClusterView:
 
     def _swap(self, booking: Booking, amounts: tuple[int, ...], *, back: bool) -> None:
         scratch = self.load(self.row(booking.node), cards=False)
-        if back:
-            scratch.give(amounts)
-        else:
-            scratch.take(amounts, ())
+        scratch.count(amounts, times=-1 if back else 1)
         self.store(scratch)
 
     # -- copies and digests ---------------------------------------------------------------------

@@ -146,7 +146,12 @@ def test_a_gateway_places_what_it_has_a_lease_for(simulate: Callable[..., None])
             other = await ask(sim.client, "k3", item="other")
             assert other["outcome"] == "conflict"
             ledger = term.placer.rounds.planner.ledger
-            await sim.clock.sleep(2)
+            await sim.clock.sleep(12)
+            why = await sim.client.get(f"{WHERE}/{answers[5]['id']}/decision")
+            assert why.status_code == 200, why.text
+            assert why.json()["node"] == answers[5]["node"]
+            assert why.json()["record"]["nodes"] == {answers[5]["node"]: 1}
+            assert why.json()["record"]["scores"]
             assert len(term.bind_log.state.bound) == 20 + MANY
             assert ledger.used("research")["sandboxes"] == 20 + MANY
             assert ledger.audit() == []

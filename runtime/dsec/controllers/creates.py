@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import structlog
 
+from dsec.api.decisions import DecisionRecord
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.tenant import TenantSpec
@@ -27,6 +28,7 @@ from dsec.controllers.recorder import Recorder
 from dsec.controllers.rounds import Rounds
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
+from dsec.journal.decisions import add_decision
 from dsec.journal.history import HistoryWriter
 from dsec.journal.keyed import replaceable
 from dsec.placement.compaction import Move
@@ -387,10 +389,14 @@ class Placer:
             for id_, nodes in refused.items()
         }
 
-    def announce(self, bound: Sequence[Binding]) -> None:
-        """Tell everybody of what has a node now."""
+    def announce(
+        self, bound: Sequence[Binding], decided: Mapping[str, DecisionRecord] | None = None
+    ) -> None:
+        """Tell everybody of what has a node now; `decided` has, by id, what a gateway decided."""
         for binding in bound:
             identity = binding.spec.identity
+            if (record := (decided or {}).get(binding.id)) is not None:
+                add_decision(self._history, record, tenant=binding.tenant)
             self._history.add(
                 "sandbox-placed",
                 tenant=binding.tenant,
@@ -399,7 +405,9 @@ class Placer:
                 key=binding.key,
                 node=binding.node,
                 devices=binding.spec.devices,
-                decision=self._recorder.name(binding.id, binding.tenant),
+                decision=record.id
+                if record is not None
+                else self._recorder.name(binding.id, binding.tenant),
                 incarnation=identity.incarnation,
                 correlationId=identity.correlation_id,
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.lanes import CLOSED, LaneSegment, Shard, put_next, read_next
@@ -35,6 +36,8 @@ class Lane:
     rows: list[Row] = field(default_factory=list)
     """Read and not copied yet."""
     paid: dict[str, str] = field(default_factory=dict)
+    decisions: dict[str, DecisionRecord] = field(default_factory=dict)
+    """Why its gateway chose these nodes; not told of yet."""
 
 
 Booked = Callable[[Lane, Sequence[Binding]], None]
@@ -167,6 +170,7 @@ class Lanes:
         else:
             lane.rows += segment.rows
             lane.paid |= segment.paid
+            lane.decisions |= segment.decisions
 
     async def _copy(self, lane: Lane) -> None:
         """Copy rows into the bind log, in one segment of their own."""
@@ -188,6 +192,7 @@ class Lanes:
             ids = dict.fromkeys(row.binding.id if row.binding else row.id for row in rows)
             self._copied(lane, [state.by_id[one] for one in ids if one in state.by_id])
             lane.paid.clear()
+            lane.decisions.clear()
 
 
 def by_tenant(shards: Iterable[Shard]) -> dict[str, list[int]]:

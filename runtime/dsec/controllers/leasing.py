@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 
 import structlog
 
@@ -41,6 +42,8 @@ from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
 TICK_SECONDS = 0.5
+TAKE_BACK_TICKS = 4
+"""Ticks between two looks at all that waits, which may be very many."""
 REST_SECONDS = 60.0
 """Keys that another gateway was asked for stay with the leader for so long."""
 HOLD_SECONDS = 8.0
@@ -97,11 +100,12 @@ class Leasing:
 
     async def run(self) -> None:
         """Follow gateways for ever. Raises FencedError, ObjectStoreError."""
-        while True:
+        for tick in count():
             await self._clock.sleep(TICK_SECONDS)
             await self.lanes.catch_up()
             async with self.lanes.lock:
-                await self._take_back()
+                if tick % TAKE_BACK_TICKS == 0:
+                    await self._take_back()
                 await self._expire()
             await self._sweep()
 
@@ -294,7 +298,7 @@ class Leasing:
         for binding in bindings:
             if binding.live and binding.node:
                 self._held[binding.id] = _Held(lane, binding.node, now)
-        self._placer.announce([one for one in bindings if one.live and one.node])
+        self._placer.announce([one for one in bindings if one.live and one.node], lane.decisions)
         if any(one.live and not one.node for one in bindings):
             # no agent took it: it waits in line now
             self._placer.kick()

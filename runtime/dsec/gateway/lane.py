@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Row
 from dsec.journal.lanes import LanedReader, LaneSegment, Shard, put_next
 from dsec.world.clock import Clock
@@ -37,6 +38,7 @@ class _Waiting:
     row: Row
     shard: Shard | None
     lease: str
+    decision: DecisionRecord | None
     done: asyncio.Future[None]
 
 
@@ -69,12 +71,20 @@ class LaneWriter:
         self.shards |= shards
         return True
 
-    async def commit(self, row: Row, *, shard: Shard | None = None, lease: str = "") -> None:
-        """Write a row; on return it is durable and applied.
+    async def commit(
+        self,
+        row: Row,
+        *,
+        shard: Shard | None = None,
+        lease: str = "",
+        decision: DecisionRecord | None = None,
+    ) -> None:
+        """Write a row, with why it goes to its node; on return it is durable and applied.
 
         Raises LaneLostError, LaneDoubtError.
         """
-        one = _Waiting(row, shard, lease, asyncio.get_running_loop().create_future())
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        one = _Waiting(row, shard, lease, decision, done)
         self._waiting.append(one)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write(), name=f"lane-{self.name}")
@@ -121,6 +131,11 @@ class LaneWriter:
             writer=self._writer,
             rows=[one.row for one in batch],
             paid={one.row.binding.id: one.lease for one in batch if one.row.binding},
+            decisions={
+                one.row.binding.id if one.row.binding else one.row.id: one.decision
+                for one in batch
+                if one.decision is not None
+            },
         )
         number = self._written + 1
         other = await put_next(self._objects, self._clock, self.name, number, segment)

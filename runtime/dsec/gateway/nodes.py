@@ -5,19 +5,22 @@ and the lanes, by differences; and what this gateway has under way. It may be wr
 breaks: the agent has the last word, and the leader's ledger is not decided here.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import structlog
 
+from dsec.api.decisions import DecisionRecord
 from dsec.api.meta import ConditionStatus
 from dsec.api.records import SandboxNode
 from dsec.gateway.views import SILENT_SECONDS, Views
 from dsec.journal.bindings import Binding, Bindings
 from dsec.placement.engine import place_class
+from dsec.placement.record import records
 from dsec.placement.request import Decision, Health, Node, node_of
 from dsec.placement.translating import request_of
-from dsec.placement.view import ClusterView
+from dsec.placement.view import ClusterView, Ints
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness
 from dsec.world.records import Record
@@ -44,23 +47,39 @@ class NearNodes:
         self._state: Bindings | None = None
         self._changed: set[str] | None = None
 
-    def place(self, binding: Binding, avoid: Sequence[str] = ()) -> Decision:
-        """Decide where a binding goes; with a node it is booked there from now on.
+    def place(
+        self, binding: Binding, epoch: int, avoid: Sequence[str] = ()
+    ) -> tuple[Decision, DecisionRecord | None]:
+        """Decide where a binding goes, and why; with a node it is booked there from now on.
 
-        The same function as the leader's, on a sample of the nodes, then on all.
+        The same function as the leader's, on a sample of the nodes, then on all. `epoch` is that
+        of the leader who lets this gateway decide.
         """
         self._follow()
         request = request_of(binding, avoid)
-        view = self.view
-        view.settle()
-        count = len(view.described)
+        self.view.settle()
+        count = len(self.view.described)
+        tried = [np.arange(count, dtype=np.int64)]
         if count > SAMPLE:
-            rows = np.array(self._randomness.sample(list(range(count)), SAMPLE), dtype=np.int64)
-            (found,) = place_class(view, [request], rows, learn=False, explain=False)
+            sample = sorted(self._randomness.sample(list(range(count)), SAMPLE))
+            tried.insert(0, np.array(sample, dtype=np.int64))
+        for rows in tried:
+            inputs = self._inputs(rows)
+            (found,) = place_class(
+                self.view, [request], rows, record=True, learn=False, explain=False
+            )
             if found.node:
-                return found
-        (found,) = place_class(view, [request], learn=False, explain=False)
-        return found
+                made = records([request], [found], inputs=inputs, at=self._clock.now(), epoch=epoch)
+                return found, made[request.id]
+        return found, None
+
+    def _inputs(self, rows: Ints) -> str:
+        """Return the SHA-256 of what is decided from: the nodes that are tried, and their room."""
+        content = hashlib.sha256()
+        for row in rows:
+            content.update(self.view.described[row].name.encode())
+        content.update(self.view.columns[:, rows].tobytes())
+        return content.hexdigest()
 
     def release(self, sandbox: str) -> None:
         """Book no more what this gateway did not bind after all. Idempotent."""

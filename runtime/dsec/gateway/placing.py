@@ -13,6 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from dsec.api.decisions import DecisionRecord
 from dsec.api.internal import CreatesCall
 from dsec.api.sandbox import SandboxState
 from dsec.api.tenant import TenantSpec
@@ -133,11 +134,12 @@ class Placing:
 
     async def _bind(self, want: Binding, shard: Shard) -> KeyedAnswer | None:
         """Place, pay, write and start. Raises ApiError where the outcome is unknown."""
-        decision = self.near.place(want)
+        decision, why = self.near.place(want, self.leases.purse.epoch)
         if not decision.node:
             return None
+        want.node, want.spec.devices = decision.node, list(decision.devices)
         try:
-            return await self._pay_and_start(want, shard, decision.node, list(decision.devices))
+            return await self._pay_and_start(want, shard, why)
         except LaneDoubtError as problem:
             raise away(f"whether it is bound is not known: {problem}; repeat the call") from problem
         finally:
@@ -145,7 +147,7 @@ class Placing:
                 self.near.release(want.id)
 
     async def _pay_and_start(
-        self, want: Binding, shard: Shard, node: str, devices: list[str]
+        self, want: Binding, shard: Shard, why: DecisionRecord | None
     ) -> KeyedAnswer | None:
         project = want.spec.identity.project
         entry = _entry(want)
@@ -158,10 +160,10 @@ class Placing:
             self.leases.purse.refund(lease, entry)
             return None
         epoch = self.leases.purse.epoch
-        want.node, want.bound_at, want.spec.devices = node, self.clock.now(), devices
+        want.bound_at = self.clock.now()
         row = Row(kind="bind", at=self.clock.now(), binding=want)
         try:
-            await lane.commit(row, shard=shard, lease=lease)
+            await lane.commit(row, shard=shard, lease=lease, decision=why)
         except LaneLostError:
             self.leases.purse.refund(lease, entry)
             self.leases.drop_lost()
@@ -190,12 +192,12 @@ class Placing:
             refusing.append(want.node)
             again = len(refusing) < TRIES and left() > 0
             self.near.release(want.id)
-            decision = self.near.place(want, refusing) if again else None
-            row = Row(kind="bind", at=self.clock.now(), id=want.id)
-            if decision is not None and decision.node:
+            row, why = Row(kind="bind", at=self.clock.now(), id=want.id), None
+            if again:
+                decision, why = self.near.place(want, epoch, refusing)
                 row.node, row.devices = decision.node, list(decision.devices)
             try:
-                await lane.commit(row)
+                await lane.commit(row, decision=why)
             except LaneLostError:
                 # the leader has it, and goes on from the node that refused
                 return None

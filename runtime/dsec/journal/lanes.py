@@ -18,6 +18,7 @@ from datetime import datetime
 import structlog
 
 from dsec.api.base import WireModel
+from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Row
 from dsec.journal.bindlog import RETAIN, RETRIES, RETRY_SECONDS, BindLogReader
 from dsec.world.clock import Clock
@@ -38,7 +39,8 @@ log = structlog.get_logger()
 class LaneSegment(WireModel):
     """One object of a lane: rows of its gateway, or a mark of the leader.
 
-    `paid` has, by sandbox, the lease that its quota comes from. A mark takes back `shards` (by
+    `paid` has, by sandbox, the lease that its quota comes from, `decisions` why it goes where it
+    goes. A mark takes back `shards` (by
     tenant) and `leases`, or with `closed` everything, for ever.
     """
 
@@ -47,6 +49,7 @@ class LaneSegment(WireModel):
     epoch: int = 0
     rows: list[Row] = []
     paid: dict[str, str] = {}
+    decisions: dict[str, DecisionRecord] = {}
     mark: bool = False
     shards: dict[str, list[int]] = {}
     leases: list[str] = []

@@ -64,8 +64,10 @@ async def test_a_node_ends_in_good_order(tmp_path: Path) -> None:
 
 async def test_an_extension_keeps_the_node(tmp_path: Path) -> None:
     """The controller moves the end; an old epoch and an old decision do not."""
-    world = _node(tmp_path, seconds=4.5, wind_down=3.0, warn=0.5)
+    world = _node(tmp_path, seconds=8.0, wind_down=2.0, warn=4.0)
     agent = await world.start()
+    await world.create(spec(1, None))
+    await eventually(lambda: "sandbox-warned" in world.gateway.history(sandbox_id(1)), 6)
     agent.see_epoch(5)
     stale = await _extend(world, 3600, epoch=4)
     assert (stale.status_code, stale.json()["code"]) == (409, "stale-epoch")
@@ -76,8 +78,10 @@ async def test_an_extension_keeps_the_node(tmp_path: Path) -> None:
     state = await world.state()
     assert state.run_until is not None
     assert (state.run_until - state.utc).total_seconds() == pytest.approx(3600, abs=5)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     assert not agent.wind_down.ending
+    (status,) = (await world.state()).sandboxes
+    assert status.message == "its node is paid for longer and goes on"
     await agent.close()
 
 

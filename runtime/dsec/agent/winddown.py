@@ -49,12 +49,11 @@ class WindDown:
         self._margin = min(MARGIN_SECONDS, MARGIN_SHARE * config.wind_down_seconds)
         self._shutdown = config.shutdown
         self._moved = asyncio.Event()
-        self._warned = False
+        self._warning = ""
         self.ending = False
 
     def moved(self) -> None:
         """Look again: the end has been moved."""
-        self._warned = False
         self._moved.set()
 
     async def run(self) -> None:
@@ -63,7 +62,7 @@ class WindDown:
             left = self._deadline.left()
             if left is not None and left <= self._wind_down:
                 break
-            if left is not None and left <= self._wind_down + self._warn and not self._warned:
+            if left is not None:
                 await self._tell_owners(left)
             await self._wait(left)
         await self._end_sandboxes()
@@ -77,13 +76,14 @@ class WindDown:
 
     async def _wait(self, left: float | None) -> None:
         """Wait for the next stage, a move of the end, or the next note of what is left."""
-        seconds = TICK_SECONDS
-        if left is not None:
-            stages = [left - self._wind_down]
-            if not self._warned:
-                stages.append(left - self._wind_down - self._warn)
-            seconds = min([TICK_SECONDS, *(max(stage, 0.0) for stage in stages)])
         self._moved.clear()
+        if left is None:
+            await self._moved.wait()
+            return
+        stages = [left - self._wind_down]
+        if not self._warning:
+            stages.append(left - self._wind_down - self._warn)
+        seconds = min([TICK_SECONDS, *(max(stage, 0.0) for stage in stages)])
         moved = asyncio.create_task(self._moved.wait())
         timer = asyncio.create_task(self._clock.sleep(seconds))
         try:
@@ -97,12 +97,18 @@ class WindDown:
             _log.warning("what is left of run-until is not written", error=str(error))
 
     async def _tell_owners(self, left: float) -> None:
-        self._warned = True
-        minutes = max(1, round((left - self._wind_down) / 60))
-        await self._agent.warn_all(
-            f"its node ends: this sandbox is ended and archived in about {minutes} min "
-            "unless the node is paid for longer"
-        )
+        """Warn owners while the end is near, and tell them where it has been moved away."""
+        if left <= self._wind_down + self._warn:
+            minutes = max(1, round((left - self._wind_down) / 60))
+            # the words stay as they were at first: who has been told is not told again
+            self._warning = self._warning or (
+                f"its node ends: this sandbox is ended and archived in about {minutes} min "
+                "unless the node is paid for longer"
+            )
+            await self._agent.warn_all(self._warning)
+        elif self._warning:
+            self._warning = ""
+            await self._agent.warn_all("its node is paid for longer and goes on")
 
     async def _end_sandboxes(self) -> None:
         """Take no more work, end what runs, wait for its archives and rows until the margin."""

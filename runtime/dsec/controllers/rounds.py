@@ -1,7 +1,6 @@
 """One round of the leader: follow what is recorded, let paused work go on, place, displace."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
@@ -67,7 +66,7 @@ class Rounds:
         late = (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
         waits += [(b, Decision(b.id, refusals=late)) for b in wanted if b.id in early - held]
         return [
-            (b, replace(one, refusals=(told[b.id], *one.refusals)) if b.id in told else one)
+            (b, one._replace(refusals=(told[b.id], *one.refusals)) if b.id in told else one)
             for b, one in (*decided, *waits)
         ]
 

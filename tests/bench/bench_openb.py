@@ -40,6 +40,7 @@ class Case:
     seed: int
     churn: bool = False
     gangs: float = 0.0
+    compaction: bool = False
 
 
 def run(case: Case) -> tuple[Case, Measured, float]:
@@ -58,8 +59,10 @@ def run(case: Case) -> tuple[Case, Measured, float]:
     Random(case.seed).shuffle(order)  # noqa: S311  a benchmark, no secret
     cluster = openb_rules.Cluster(machines, order)
     begin = time.perf_counter()
+    moves: openb_ours.Moves = {}
     if case.rule == "ours":
-        answers = openb_ours.place_all(machines, stream, case.seed, lives, sizes)
+        noted = moves if case.compaction else None
+        answers = openb_ours.place_all(machines, stream, case.seed, lives, sizes, moves=noted)
     elif case.rule == "random":
         answers = openb_rules.by_chance(cluster, stream, case.seed, lives)
     elif case.rule == "best-fit":
@@ -68,7 +71,7 @@ def run(case: Case) -> tuple[Case, Measured, float]:
         score = openb_rules.gradient(cluster, shapes)
         answers = openb_rules.run(cluster, stream, score, lives, sizes)
     seconds = time.perf_counter() - begin
-    return case, replay(machines, stream, answers, shapes, lives, sizes=sizes), seconds
+    return case, replay(machines, stream, answers, shapes, lives, sizes=sizes, moves=moves), seconds
 
 
 def run_all(cases: Sequence[Case], jobs: int) -> dict[Case, tuple[Measured, float]]:
@@ -98,7 +101,10 @@ def run_all(cases: Sequence[Case], jobs: int) -> dict[Case, tuple[Measured, floa
 def table(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
     """Return lines for people: medians and ranges over the seeds."""
     if all(case.churn for case in found):
-        yield f"{'list':<12}{'rule':<10}{'allocated on average':<24}{'refused':>8}{'of':>8}"
+        yield (
+            f"{'list':<12}{'rule':<10}{'allocated on average':<24}{'refused':>8}{'of':>8}"
+            f"{'moves':>8}"
+        )
         for name, rule in dict.fromkeys((case.list, case.rule) for case in found):
             runs = [
                 one for case, (one, _) in found.items() if (case.list, case.rule) == (name, rule)
@@ -107,6 +113,7 @@ def table(found: dict[Case, tuple[Measured, float]]) -> Iterator[str]:
                 f"{name:<12}{rule:<10}{spread([one.mean for one in runs]):<24}"
                 f"{median(one.failed for one in runs):>8.0f}"
                 f"{median(one.requests for one in runs):>8.0f}"
+                f"{median(one.moves for one in runs):>8.0f}"
             )
         return
     yield (
@@ -226,14 +233,17 @@ def main() -> int:
     parser.add_argument(
         "--gangs", type=part, default=0.0, metavar="PART", help="arrivals that are gangs: 0.2"
     )
+    parser.add_argument("--compaction", action="store_true", help="let pods move, with --churn")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     given = parser.parse_args()
+    if given.compaction and not given.churn:
+        parser.error("--compaction: only with --churn")
     if given.gangs and (given.churn or "random" in given.rules):
         if given.churn:
             parser.error("--gangs and --churn: one of them at a time")
         given.rules.remove("random")  # it knows no gangs
     cases = [
-        Case(given.data, name, rule, seed, given.churn, given.gangs)
+        Case(given.data, name, rule, seed, given.churn, given.gangs, given.compaction)
         for name in given.lists
         for rule in given.rules
         for seed in given.seeds

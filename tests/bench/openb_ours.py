@@ -8,7 +8,11 @@ from dsec.placement.mix import Mix
 from dsec.placement.view import ClusterView
 from dsec.sim.cluster import cards_of, node_of, request_of
 from dsec.sim.trace import Job, Machine
+from openb_moves import make_room
 from openb_protocol import Ends, Placement
+
+Moves = dict[int, list[tuple[int, Placement]]]
+"""Pods that moved at an arrival, with where they went."""
 
 
 def place_all(
@@ -17,10 +21,12 @@ def place_all(
     seed: int,
     lives: Sequence[int] | None = None,
     sizes: Sequence[int] | None = None,
+    *,
+    moves: Moves | None = None,
 ) -> list[Placement]:
     """Return the placements of a stream; the seed goes into names, and so into the nodes' order.
 
-    With `sizes` gangs are placed as such.
+    With `sizes` gangs are placed as such. Where `moves` is given, pods may move, which it notes.
     """
     nodes = [node_of(machine, f"{seed}-") for machine in machines]
     view, mix = ClusterView(nodes), Mix()
@@ -33,7 +39,16 @@ def place_all(
         for ended in ends.before(index):
             view.release(f"pod-{ended}")
             mix.ended(1 if stream[ended].gpus else 0)
-        (decision,) = place(view, [request_of(job, f"pod-{index}")], mix=mix)
+        request = request_of(job, f"pod-{index}")
+        (decision,) = place(view, [request], mix=mix)
+        if moves is not None and not decision.node and job.gpus > 1:
+            room = make_room(view, request, mix)
+            if room is not None:
+                decision = room.decision
+                moves[index] = [
+                    (int(one.id[4:]), (numbers[one.node], cards_of(one.devices)))
+                    for one in room.moves
+                ]
         if decision.node:
             answers.append((numbers[decision.node], cards_of(decision.devices)))
             ends.placed(index)

@@ -7,16 +7,20 @@ once or dropped. The checker knows nothing of the rules: it replays what they an
 With gangs, a part of the arrivals are several replicas of one pod that start together or not at
 all; the checker counts a gang that was placed in part as not allowed.
 
+With compaction, pods that run may move when another was refused; a pod that moves counts as idle
+for `MOVE_COSTS` arrivals.
+
 With churn, pods end: each lives for a number of arrivals drawn by the seed, so that 110 % of the
 GPUs are asked for at any time, and the allocation is averaged once the cluster has filled up.
 """
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
+from types import MappingProxyType
 
 from dsec.sim.trace import Job, Machine, read_jobs, read_nodes
 
@@ -27,6 +31,8 @@ TYPICAL = 0.95
 
 GANG_SIZES = (2, 4, 8)
 """Replicas of a gang, each as likely."""
+MOVE_COSTS = 10
+"""Arrivals during which a pod that moves does nothing."""
 CHURN_LOAD = 1.1
 CHURN_LIVES = 4
 """Length of a stream with churn, in mean lives; the first two are not measured."""
@@ -148,6 +154,7 @@ class Measured:
     failed: int
     violations: int
     requests: int
+    moves: int = 0
 
 
 class _Cluster:
@@ -219,24 +226,38 @@ def replay(
     lives: Sequence[int] | None = None,
     *,
     sizes: Sequence[int] | None = None,
+    moves: Mapping[int, Sequence[tuple[int, Placement]]] = MappingProxyType({}),
 ) -> Measured:
-    """Replay answers one by one, count what was not allowed, and measure on the way."""
+    """Replay answers one by one, count what was not allowed, and measure on the way.
+
+    `moves`: pods that move at an arrival, with where they go.
+    """
     cluster, capacity = _Cluster(machines), 1000 * sum(one.gpus for one in machines)
     wanted = allocated = failed = late = 0
     ends = Ends(lives)
     violations = abs(len(stream) - len(placements)) + partial(placements, sizes or ())
     at_100 = fragments = None
+    now = list(placements)
     for index, (job, placement) in enumerate(zip(stream, placements, strict=False)):
         for ended in ends.before(index):
-            cluster.give(stream[ended], placements[ended])
+            cluster.give(stream[ended], now[ended])
+            now[ended] = (-1, ())
             allocated -= asked(stream[ended])
         wanted += asked(job)
+        moving = moves.get(index, ())
+        for pod, _ in moving:
+            violations += now[pod][0] < 0 or pod >= index
+            cluster.give(stream[pod], now[pod])
+            late -= MOVE_COSTS * asked(stream[pod]) if 2 * index >= len(stream) else 0
         if placement[0] < 0:
             failed += 1
         else:
             violations += not cluster.take(job, placement)
             allocated += asked(job)
             ends.placed(index)
+        for pod, where in moving:
+            violations += not cluster.take(stream[pod], where)
+            now[pod] = where
         late += allocated if 2 * index >= len(stream) else 0
         if fragments is None and wanted >= 0.8 * capacity:
             fragments = 100 * cluster.fragments(shapes) / capacity
@@ -250,4 +271,5 @@ def replay(
         failed=failed,
         violations=violations,
         requests=len(stream),
+        moves=sum(map(len, moves.values())),
     )

@@ -258,11 +258,16 @@ class Placer:
                 submission.done.set_result(None)
 
     def _next(self) -> list[_Submission]:
-        """Take whole submissions of about ROUND creates; what is left has the next round."""
-        creates = 0
+        """Take whole submissions of about ROUND creates; what is left has the next round.
+
+        More where much waits: each round decides on all of that, too.
+        """
+        waiting = len(self._log.state.waiting())
+        waiting += sum(len(demand.candidates) for demand in self._demands.values())
+        creates, enough = 0, max(ROUND, waiting)
         for number, submission in enumerate(self._inbox):
             creates += len(submission.wants)
-            if creates >= ROUND:
+            if creates >= enough:
                 taken, self._inbox = self._inbox[: number + 1], self._inbox[number + 1 :]
                 if self._inbox:
                     self._wake.set()

@@ -29,7 +29,7 @@ NAMES = (
     "retry_rate",
     "io_wait",
 )
-VALUES = st.one_of(st.none(), st.floats(0, 2000), st.floats(-1e12, 1e12))
+VALUES = st.one_of(st.none(), st.floats(0, 2000), st.floats(allow_nan=False, allow_infinity=False))
 SIGNALS = st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, VALUES))
 CEILING = st.one_of(st.none(), st.integers(0, 40))
 

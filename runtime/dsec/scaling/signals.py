@@ -4,7 +4,6 @@ No data is not zero: whatever is missing, not a number or too old is None, and t
 it has. Times are seconds on one line of the caller's.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +13,8 @@ from dsec.api.elastic_status import Means, Reading
 SPAN_SECONDS = 300.0
 SPANS = 12
 """Twelve spans of five minutes: the last hour (ELAS-11)."""
+LARGEST = 1e15
+"""Beyond it a value is a fault of its source: sums of it would leave the numbers that JSON has."""
 
 
 class Signal(StrEnum):
@@ -56,7 +57,7 @@ class Window:
 
     def put(self, sample: Sample) -> "Window":
         """Add a sample. One that is no number, or no newer than the last, changes nothing."""
-        if not math.isfinite(sample.value) or (self.samples and sample.at <= self.samples[-1].at):
+        if not abs(sample.value) <= LARGEST or (self.samples and sample.at <= self.samples[-1].at):
             return self
         kept = tuple(one for one in self.samples if sample.at - one.at < self.keep_seconds)
         return Window(self.keep_seconds, self.stale_seconds, (*kept, sample))
@@ -80,7 +81,7 @@ def fresh(readings: Iterable[Reading], stale_seconds: float) -> dict[str, float]
     return {
         one.name: one.value
         for one in readings
-        if one.value is not None and math.isfinite(one.value) and one.age_seconds <= stale_seconds
+        if one.value is not None and abs(one.value) <= LARGEST and one.age_seconds <= stale_seconds
     }
 
 

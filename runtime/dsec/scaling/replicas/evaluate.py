@@ -167,7 +167,7 @@ def _follow(rule: Rule, state: RoleScaling, lean: Lean, values: dict[str, float]
         if lean.step is not Step.SHRINK and lean.reason is not R.NOT_CROSSED:
             changes["crossed_low"] = True
     agents = values.get(Signal.ACTIVE_AGENTS)
-    if agents is not None and agents > 0 and state.agents is None:
+    if agents is not None and agents >= 1 and state.agents is None:
         changes["agents"] = agents
     return state.model_copy(update=changes)
 
@@ -355,7 +355,7 @@ class _Decision:
             "shrink_since": None,
             "asked_at": None,
             "usual": None,
-            "agents": agents if agents is not None and agents > 0 else state.agents,
+            "agents": agents if agents is not None and agents >= 1 else state.agents,
         }
         if step is Step.GROW:
             growth = Growth(

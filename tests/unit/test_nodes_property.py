@@ -72,14 +72,14 @@ class Fleet(RuleBasedStateMachine):
     def time(self, seconds: float, times: int) -> None:
         """Time passes, and plans are made."""
         for _ in range(times):
-            before = self.world.count(*SERVING)
+            before, probing = self.world.count(*SERVING), bool(self.world.state.backoffs)
             made = self.world.step(seconds)
             shrunk = [one for one in made.removals if one.reason in (Why.EMPTY, Why.CALM)]
             if shrunk:
                 assert before - len(shrunk) >= LEAST
             again = plan(self.world.state, BY, self.world.purse)  # type: ignore[arg-type]  # set
-            if not (self.failing or made.drains or made.removals):
-                # what goes makes room under limits, for another purchase
+            if not (self.failing or probing or made.drains or made.removals):
+                # what goes makes room under limits, and a probe that came opens its offering
                 assert [one for one in again.buys if one.covers] == [], "what boots covers it"
 
     @rule(which=st.sampled_from(CLOUD), came=st.sampled_from([0, 1]))

@@ -1,6 +1,7 @@
 """The agent program over real containers: killed, restarted and moved on, its sandboxes live."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from agent_world import eventually, sandbox_id, spec
+from dsec.agent.cpusets import SHARED
 from dsec.local.initbin import ensure_init
 from dsec.world.tls import CONTROLLER
 from test_agent_tls import Authority, Served, authority, served
@@ -78,6 +80,8 @@ class Node:
 def remove_groups(name: str) -> None:
     """Remove the test's own cgroup, which is empty by now, from every hierarchy."""
     for group in Path("/sys/fs/cgroup").glob(f"*{name}"):
+        with contextlib.suppress(FileNotFoundError):
+            (group / SHARED).rmdir()
         group.rmdir()
 
 

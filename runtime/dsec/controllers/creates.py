@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Demand:
+class MissingReplicas:
     """Replicas that an experiment misses. Replaced as a whole by each reconcile."""
 
     candidates: list[Binding]
@@ -117,7 +117,7 @@ class Placer:
         self._changed = changed
         self._mine = mine
         self._inbox: list[_Submission] = []
-        self._demands: dict[str, Demand] = {}
+        self._demands: dict[str, MissingReplicas] = {}
         self._refused_by: dict[str, dict[str, float]] = {}
         self._told: dict[str, tuple[str, float]] = {}
         self._returned: dict[str, str] = {}
@@ -172,7 +172,7 @@ class Placer:
         old = self._demands.get(uid)
         same = old is not None and [c.id for c in old.candidates] == [c.id for c in candidates]
         refused = old.refused if old is not None and same else {}
-        self._demands[uid] = Demand(candidates, refused)
+        self._demands[uid] = MissingReplicas(candidates, refused)
         if not same:
             self._wake.set()
 

@@ -10,12 +10,16 @@ from typing import Any
 import httpx2
 import pytest
 from dsec.api.sandbox import SandboxSpec
+from dsec.api.tenant import TenantSpec
+from dsec.api.wire import KeyedCreate
 from dsec.gateway.app import build_app
 from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.journal.bindings import Bindings
 from dsec.journal.bindlog import SEGMENTS, decode
+from dsec.journal.keyed import keyed_binding, new_id
 from dsec.journal.lanes import LANES
 from dsec.journal.lanes import decode as decode_lane
+from dsec.world.agents import AgentClient, AgentRefusedError
 from dsec.world.tls import GATEWAY
 from sim_world import KEY, Gate, Gated, GatedClock, GatedRecords, Sim, create, gated_app
 
@@ -387,6 +391,37 @@ def test_a_gateway_that_dies_behind_its_row_leaves_a_sandbox(
             assert (told["outcome"], told["id"]) == ("exists", binding.id)
             await fronts.close()
             await asyncio.gather(asking, return_exceptions=True)
+
+    simulate(scenario)
+
+
+def test_a_call_that_is_late_starts_nothing(simulate: Callable[..., None]) -> None:
+    """A gateway that stood still between its row and its call: somebody else decides by now."""
+
+    async def scenario() -> None:
+        async with Sim(seed=8) as sim:
+            agent = await sim.add_node("n0")
+            network = sim._network("gw", frozenset({GATEWAY}), Gate())
+            client = AgentClient(network, "http://nodes/n/n0")
+            wanted = KeyedCreate.model_validate(create("k"))
+            spec = keyed_binding(
+                wanted,
+                image="base",
+                tenant="research",
+                project="lab",
+                rights=TenantSpec(),
+                sandbox=new_id(sim.clock, sim.rng),
+                correlation="",
+                now=sim.clock.now(),
+            ).spec
+            before = sim.clock.now() + timedelta(seconds=2)
+            await sim.clock.sleep(3)
+            with pytest.raises(AgentRefusedError, match="late"):
+                await client.create(1, [spec], before=before)
+            assert agent.core.get(spec.identity.id) is None
+            (answer,) = await client.create(1, [spec])
+            assert answer.accepted
+            await client.close()
 
     simulate(scenario)
 

@@ -1,5 +1,6 @@
 """What a gateway asks to be lent: after a few single creates, as much as lately, and not idle."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ from dsec.placement.leases import DURATION_S, SAFETY_S
 from dsec.world.clock import system_randomness
 from dsec.world.memory import MemoryObjects
 from test_lanes_journal import Times
+
+
+class Still(Times):
+    """A clock on which nothing takes its time but what a test says."""
+
+    async def sleep(self, _seconds: float) -> None:
+        """Wait for longer than any test."""
+        await asyncio.Event().wait()
+
 
 ONE = {"cpu_milli": 500, "sandboxes": 1}
 
@@ -59,7 +69,7 @@ class Lender:
 
 async def begin(free: int = 10**9) -> tuple[Leases, Lender, Times]:
     """Return a gateway's leases, its leader, and the time."""
-    objects, clock = MemoryObjects(), Times()
+    objects, clock = MemoryObjects(), Still()
     log = BindLog(objects, clock, "c")
     await log.open()
     await log.begin(1)

@@ -209,3 +209,18 @@ def test_a_lease_pays_only_for_what_it_is_for(spent: Entry, message: str) -> Non
     books.seen(spent, "l", live=True)
     assert spent.id in books.ledger.entries
     assert books.ledger.audit() == []
+
+
+def test_a_slice_is_a_part_of_what_is_free_and_never_too_small_to_use() -> None:
+    """A quarter at most; below what one create takes nothing is lent at all."""
+    ledger = Ledger()
+    ledger.put(Account("team", {"sandboxes": 40, "cpu_milli": 10_000}))
+    book = LeaseBook(ledger, 1, 0.0, first=True)
+    wanted = Lease("l1", "gw", "team/lab", {"sandboxes": 30, "cpu_milli": 1000}, GUARANTEED, 1)
+    found = book.lend(wanted, {"sandboxes": 1, "cpu_milli": 100}, 1.0)
+    assert isinstance(found, Lease)
+    assert found.amounts == {"sandboxes": 10, "cpu_milli": 1000}
+    assert book.shown() == [found]
+    refused = book.lend(replace(wanted, id="l2"), {"sandboxes": 8}, 1.0)
+    assert not isinstance(refused, Lease)
+    assert ledger.leased("team") == {"sandboxes": 10, "cpu_milli": 1000}

@@ -27,6 +27,7 @@ class LeaseWant(WireModel):
     id: str
     project: str
     amounts: dict[str, int] = Field(description="Per dimension of the quota ledger.")
+    least: dict[str, int] = Field(default={}, description="A smaller slice is of no use.")
 
 
 class LeaseCall(WireModel):

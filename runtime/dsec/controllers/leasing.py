@@ -22,6 +22,7 @@ from itertools import count
 
 import structlog
 
+from dsec.api.experiment import TaskClass
 from dsec.api.internal import LeaseAnswer, LeaseCall, LeaseTerm
 from dsec.api.reasons import PendingReason
 from dsec.api.tenant import Amounts
@@ -34,7 +35,6 @@ from dsec.journal.bindlog import BindLog
 from dsec.journal.keyed import replaceable
 from dsec.journal.lanes import SHARDS, Shard, shard_of, sweep
 from dsec.placement.accounts import QuotaError
-from dsec.placement.entries import Entry
 from dsec.placement.leases import DURATION_S, MARGIN_S, Lease, LeaseBook
 from dsec.placement.refusal import Refusal
 from dsec.placement.words import explain
@@ -48,8 +48,8 @@ REST_SECONDS = 60.0
 """Keys that another gateway was asked for stay with the leader for so long."""
 HOLD_SECONDS = 8.0
 """Longer than a gateway takes over one create: 6 s from its first row to its last call's end."""
-LARGEST_PART = 4
-"""Of what is free, one slice is at most the so many-th part: others want some as well."""
+CLASS = TaskClass.GUARANTEED
+"""Of single creates: nobody may take their place."""
 SWEEP_SECONDS = 3600.0
 
 log = structlog.get_logger()
@@ -226,7 +226,8 @@ class Leasing:
                 continue
             account = f"{tenant}/{want.project}"
             try:
-                answer = self._slice(book, want.id, call.holder, account, want.amounts)
+                lease = Lease(want.id, call.holder, account, want.amounts, CLASS, book.epoch)
+                answer = book.lend(lease, want.least, now)
             except QuotaError as problem:
                 why = str(problem)
                 continue
@@ -235,19 +236,6 @@ class Leasing:
             else:
                 why = explain(answer)
         return found, why
-
-    def _slice(
-        self, book: LeaseBook, lease_id: str, holder: str, account: str, wanted: Mapping[str, int]
-    ) -> Lease | tuple[Refusal, ...]:
-        """Grant what is wanted, or as large a part as leaves most of what is free to others."""
-        like = Entry(lease_id, account, wanted)
-        room = book.ledger.room(like)
-        asked = {
-            dimension: min(value, room[dimension] // LARGEST_PART) if dimension in room else value
-            for dimension, value in like.amounts.items()
-        }
-        lease = Lease(lease_id, holder, account, asked, like.task_class, self._log.epoch)
-        return book.grant(lease, self._clock.monotonic())
 
     async def _answer(
         self, lane: Lane, granted: Sequence[Lease], why: str, pins: dict[str, dict[str, str]]

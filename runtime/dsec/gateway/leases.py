@@ -15,7 +15,7 @@ import structlog
 
 from dsec.api.experiment import TaskClass
 from dsec.api.internal import LeaseAnswer, LeaseCall, LeaseWant
-from dsec.gateway.errors import ApiError
+from dsec.gateway.errors import ApiError, away
 from dsec.gateway.lane import LaneWriter
 from dsec.gateway.leader import Leader
 from dsec.journal.lanes import LanedReader, Shard
@@ -36,6 +36,8 @@ AHEAD = 2
 """A lease is for so many times what was created within the window."""
 LEAST = 8
 """Of the largest create lately: a lease is for so many at least."""
+ASK_SECONDS = 3.0
+"""How long an answer is waited for: creates wait for it, too."""
 AGAIN_SECONDS = 0.25
 """When more is asked for again at the earliest, once it was refused."""
 IMAGES = 64
@@ -190,14 +192,23 @@ class Leases:
             # until there is an answer that says otherwise
             self._projects[want.project].refused_until = now + AGAIN_SECONDS
         try:
-            answer = await self._leader.lease(call)
-            await self._take(call, answer, now)
+            await self._take(call, await self._asked(call), now)
         except (ApiError, ObjectStoreError) as problem:
             if not self._silent:
                 log.warning("no lease of quota", why=str(problem))
             self._silent = True
             return
         self._silent = False
+
+    async def _asked(self, call: LeaseCall) -> LeaseAnswer:
+        """Ask, and wait for an answer no longer than creates can. Raises ApiError."""
+        asking = asyncio.ensure_future(self._leader.lease(call))
+        await first_of(asyncio.wait({asking}), self._clock.sleep(ASK_SECONDS))
+        if not asking.done():
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            raise away("the leading controller is silent")
+        return asking.result()
 
     def _call(self, now: float) -> LeaseCall | None:
         """Return what is to be asked now; None: nothing."""
@@ -213,7 +224,12 @@ class Leases:
             self.drop_lost()
             return LeaseCall(holder=self.holder, lane=lane, done=True)
         wants = [
-            LeaseWant(id=self._randomness.randbytes(8).hex(), project=name, amounts=amounts)
+            LeaseWant(
+                id=self._randomness.randbytes(8).hex(),
+                project=name,
+                amounts=amounts,
+                least=self._largest(name),
+            )
             for name in sorted(active)
             if (amounts := self._wanted(name, now))
         ]
@@ -257,7 +273,7 @@ class Leases:
             return {}
         dimensions = {dimension for amounts in creates for dimension in amounts}
         lately = {d: sum(amounts.get(d, 0) for amounts in creates) for d in dimensions}
-        least = {d: LEAST * max(amounts.get(d, 0) for amounts in creates) for d in dimensions}
+        least = {d: LEAST * value for d, value in self._largest(name).items()}
         enough = {d: max(lately[d], least[d]) for d in dimensions}
         left = dict.fromkeys(dimensions, 0)
         for lease_id, lease in self.purse.leases.items():
@@ -267,6 +283,14 @@ class Leases:
         if all(left[d] * 2 >= enough[d] for d in dimensions):
             return {}
         return {d: max(AHEAD * lately[d], least[d]) for d in dimensions if enough[d]}
+
+    def _largest(self, name: str) -> dict[str, int]:
+        """Return the most that one create of a project took lately, per dimension."""
+        found: dict[str, int] = {}
+        for _, amounts in self._projects[name].creates:
+            for dimension, value in amounts.items():
+                found[dimension] = max(value, found.get(dimension, 0))
+        return found
 
     # ------------------------------------------------------------------ answers
 

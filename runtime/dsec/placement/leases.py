@@ -34,6 +34,8 @@ SAFETY_S = 2.0
 """A holder stops this much earlier: the longest that one of its calls may take."""
 MARGIN_S = 2.0
 """The leader keeps the slice this much longer."""
+LARGEST_PART = 4
+"""Of what is free, one slice is at most the so many-th part: others want some as well."""
 RETIRED_S = 600.0
 """How long an id stays used up: no request is still on its way after that."""
 DRIFT = 0.01
@@ -118,6 +120,21 @@ class LeaseBook:
             return refusals
         self._keep(granted, now)
         return granted
+
+    def lend(self, wanted: Lease, least: Amounts, now: float) -> Lease | tuple[Refusal, ...]:
+        """Grant a slice, or as large a part of it as leaves most of what is free to others.
+
+        A part below `least` in any dimension is of no use, and is refused.
+        """
+        like = _entry(wanted)
+        room = self.ledger.room(like)
+        part = {
+            dimension: min(value, room[dimension] // LARGEST_PART) if dimension in room else value
+            for dimension, value in like.amounts.items()
+        }
+        if any(value > part.get(dimension, 0) for dimension, value in least.items()):
+            return (Refusal(PendingReason.CONTROL_PLANE, "lease", 1),)
+        return self.grant(replace(wanted, amounts=part), now)
 
     def renew(self, lease_id: str, spent: Sequence[Entry], now: float) -> Lease | None:
         """Take a holder's report and give it a new term, or None: it ends when it would have.

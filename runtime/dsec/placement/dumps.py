@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_serializer
+from pydantic import Field, PlainSerializer
 
 from dsec.api.base import WireModel
 from dsec.api.decisions import DecisionRecord, LedgerFigure
@@ -31,6 +31,8 @@ from dsec.placement.view import ClusterView
 
 VERSION = 1
 """Of the dump's form."""
+Named = Annotated[Decision, PlainSerializer(Decision._asdict)]
+"""A decision by the names of its fields, not as a bare list."""
 
 
 class DumpError(ValueError):
@@ -73,7 +75,7 @@ class Kept(WireModel):
     """Room kept for work at the head of the line, from the round before."""
 
     name: str
-    decisions: list[Decision]
+    decisions: list[Named]
     start: float | None = None
     expires: float
 
@@ -102,11 +104,7 @@ class DecisionDump(WireModel):
     mix: dict[str, Any] | None = None
     weights: Weights
     requests: list[Request]
-    decisions: list[Decision] = []
-
-    @field_serializer("decisions")
-    def _named(self, decisions: list[Decision]) -> list[dict[str, Any]]:
-        return [one._asdict() for one in decisions]
+    decisions: list[Named] = []
 
 
 class Replay(WireModel):

@@ -14,6 +14,7 @@ from dsec.api.reasons import PendingReason
 from dsec.placement.asked import Asked, mistakes
 from dsec.placement.derived import derived_of
 from dsec.placement.gangs import CLASS, PlaceClass, pack, place_unit
+from dsec.placement.machines import Ints
 from dsec.placement.mix import Demand, Mix
 from dsec.placement.refusal import Refusal
 from dsec.placement.refusing import refusals
@@ -21,7 +22,7 @@ from dsec.placement.request import Decision, Request
 from dsec.placement.scores import Weights
 from dsec.placement.search import Search
 from dsec.placement.stranding import WHOLE
-from dsec.placement.view import ClusterView, Ints
+from dsec.placement.view import ClusterView
 
 DEFAULT_WEIGHTS = Weights()
 

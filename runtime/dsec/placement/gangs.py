@@ -20,9 +20,10 @@ from dsec.api.reasons import PendingReason
 from dsec.placement.accelerators import EXCLUSIVE
 from dsec.placement.asked import Asked
 from dsec.placement.dimensions import Column
+from dsec.placement.machines import Ints
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import LEVELS, Decision, Request
-from dsec.placement.view import ClusterView, Ints
+from dsec.placement.view import ClusterView
 
 TRIES = 64
 """Domains of a level that are tried: the sums that choose them are seldom wrong."""

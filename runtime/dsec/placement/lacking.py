@@ -7,11 +7,12 @@ import numpy as np
 from dsec.api.reasons import PendingReason
 from dsec.placement.accelerators import EXCLUSIVE, SLICED, Accelerator, Card
 from dsec.placement.asked import Asked, claim_of
-from dsec.placement.cards import Flags, slices_left
+from dsec.placement.cards import Flags
 from dsec.placement.dimensions import LIMIT, WHOLE
 from dsec.placement.filters import card_suits
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Request
+from dsec.placement.slices import slices_left
 from dsec.placement.stranding import Ints
 from dsec.placement.view import ClusterView
 

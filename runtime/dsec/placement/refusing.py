@@ -11,9 +11,10 @@ from dsec.placement.derived import Derived
 from dsec.placement.dimensions import BOOKED, LIMIT, NAMES, Column
 from dsec.placement.filters import low, mismatch
 from dsec.placement.lacking import card_shortfalls
+from dsec.placement.machines import Ints
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Request
-from dsec.placement.view import ClusterView, Ints
+from dsec.placement.view import ClusterView
 
 _Why = tuple[PendingReason, str, str]
 

@@ -6,18 +6,21 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from dsec.placement.accelerators import EXCLUSIVE, SLICED
 from dsec.placement.asked import Asked, amounts_of
-from dsec.placement.cards import Flags, chooser_for
-from dsec.placement.derived import Derived
+from dsec.placement.cards import Chooser, ClientChooser, Flags, WholeChooser
+from dsec.placement.derived import Derived, StaticClass
 from dsec.placement.dimensions import LIMIT, Column
 from dsec.placement.filters import room
+from dsec.placement.machines import SELDOM
 from dsec.placement.potential import Potential
 from dsec.placement.pricing import Kind, Pricing
 from dsec.placement.request import Decision, Request
 from dsec.placement.scratch import STAGE_COLUMN
+from dsec.placement.slices import SliceChooser
 from dsec.placement.spots import Spot
 from dsec.placement.stranding import CANDIDATES, Floats, Ints
-from dsec.placement.view import SELDOM, ClusterView
+from dsec.placement.view import ClusterView
 
 FIRST_BLOCK = 512
 """Rows looked at first; each further block is twice as large."""
@@ -81,7 +84,7 @@ class Search:
             if column not in SELDOM or view.binds(column, amount)
         ]
         self._compare_cpu()
-        self._chooser = chooser_for(view, derived, potential, self.static, asked)
+        self._chooser = _chooser_for(view, derived, potential, self.static, asked)
         kind = Kind(request, asked, self.static, self._chooser, self._amounts)
         self.pricing = Pricing(view, derived, potential, kind, record=record)
         self._cards = len(derived.kinds) > 1
@@ -309,3 +312,16 @@ class _Turns:
             self._spare = list(zip(costs.tolist(), numbers, strict=True))[::-1]
         if self._spare:
             insort(self._closed, self._spare.pop(), self._first)
+
+
+def _chooser_for(
+    view: ClusterView, derived: Derived, potential: Potential, static: StaticClass, asked: Asked
+) -> Chooser | None:
+    """Return the chooser for a class of requests; None where it asks for no cards."""
+    if not asked.mode:
+        return None
+    if asked.mode in EXCLUSIVE:
+        return WholeChooser(view, derived, potential, static, asked)
+    if asked.mode == SLICED:
+        return SliceChooser(view, derived, potential, static, asked)
+    return ClientChooser(view, derived, potential, static, asked)

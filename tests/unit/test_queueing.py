@@ -8,7 +8,6 @@ from dsec.placement.queueing import (
     QueueError,
     QueuePolicy,
     Waiting,
-    displaced,
     ordered,
 )
 from hypothesis import given
@@ -71,7 +70,7 @@ def test_phase_first() -> None:
 
 def test_displaced_work_stands_behind_its_preemptor() -> None:
     """Also where its queue has a head start; once that is gone it stands for itself."""
-    victim = displaced(work("v", 0.0, 0, queue="debug"), "p", now=100.0, number=9)
+    victim = work("v", 100.0, 9, queue="debug", behind="p")
     preemptor = work("p", 90.0, 1, queue="training")
     third = work("z", 95.0, 2, queue="training")
     assert names([victim, third, preemptor]) == ["p", "v", "z"]

@@ -6,13 +6,18 @@ from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import GpuMode, Resources
 from dsec.placement.accounts import (
     Account,
-    MachineShares,
     QuotaError,
     amounts,
     amounts_of,
     limits,
 )
-from dsec.placement.dimensions import GIB, ShareScale, cpu_milli_of_shares
+from dsec.placement.dimensions import (
+    GIB,
+    MACHINE_SHARES,
+    ShareScale,
+    cpu_milli_of_shares,
+    cpu_shares_of,
+)
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.quota_words import Limit
@@ -282,11 +287,10 @@ def test_room_is_what_admission_would_grant() -> None:
 
 def test_shares_of_a_machine_are_whole_and_exact() -> None:
     """TEN-05, CONF-08: 32 of 80 cores are 400 shares of 1,000; 80 single cores are all of them."""
-    books = MachineShares(80_000, 32_000)
-    assert (books.relative_used, books.relative_free) == (400, 600)
-    assert (books.absolute_used, books.absolute_free) == (400, 600)
-    assert MachineShares(80_000, 80 * 1000).relative_free == 0
-    assert MachineShares(40_000, 32_000).relative_used == 800
+    used = [cpu_shares_of(32_000, ShareScale.RELATIVE, machine) for machine in (80_000, 40_000)]
+    assert used == [400, 800]
+    assert cpu_shares_of(32_000, ShareScale.ABSOLUTE) == 400
+    assert cpu_shares_of(80 * 1000, ShareScale.RELATIVE, 80_000) == MACHINE_SHARES
     relative = [cpu_milli_of_shares(800, ShareScale.RELATIVE, n) for n in (80_000, 40_000)]
     assert relative == [64_000, 32_000]
     assert cpu_milli_of_shares(400, ShareScale.ABSOLUTE) == 32_000

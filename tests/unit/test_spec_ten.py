@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from dsec.api.experiment import TaskClass
 from dsec.api.sandbox import GpuMode
-from dsec.placement.accounts import Account, MachineShares, QuotaError, amounts_of
-from dsec.placement.dimensions import ShareScale
+from dsec.placement.accounts import Account, QuotaError, amounts_of
+from dsec.placement.dimensions import ShareScale, cpu_shares_of
 from dsec.placement.engine import place
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
@@ -110,11 +110,9 @@ def test_ten_04_a_space_uses_its_own_pools() -> None:
 
 def test_ten_05_32_of_80_cores_are_400_shares() -> None:
     """They book 400 and leave 600; a share is 1/1000 of any machine, or 80 milli-cores."""
-    shares = MachineShares(80_000, 32_000)
-    assert (shares.relative_used, shares.relative_free) == (400, 600)
-    assert (shares.absolute_used, shares.absolute_free) == (400, 600)
-    small = MachineShares(40_000, 32_000)
-    assert (small.relative_used, small.absolute_used) == (800, 400)
+    for machine, relative in ((80_000, 400), (40_000, 800)):
+        assert cpu_shares_of(32_000, ShareScale.RELATIVE, machine) == relative
+        assert cpu_shares_of(32_000, ShareScale.ABSOLUTE, machine) == 400
     seen = view(node("a", 80, 400), node("b", 40, 400))
     for scale, free in ((ShareScale.ABSOLUTE, 48_000), (ShareScale.RELATIVE, 16_000)):
         asked = request(f"s-{scale.value}", cores=0.001, cpu_shares=400, cpu_share_scale=scale)

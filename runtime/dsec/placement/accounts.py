@@ -21,7 +21,6 @@ from dsec.api.experiment import TaskClass
 from dsec.api.sandbox import GpuMode, Resources
 from dsec.placement.dimensions import (
     GIB,
-    MACHINE_SHARES,
     SHARES_PER_GIB,
     ShareScale,
     cpu_milli_of_shares,
@@ -142,37 +141,6 @@ def amounts_of(
 def gpu_shares(memory_bytes: int) -> int:
     """Return the whole GPU memory shares that an amount takes, rounded up: 80 GB are 800."""
     return -(-memory_bytes * SHARES_PER_GIB // GIB)
-
-
-@dataclass(frozen=True, slots=True)
-class MachineShares:
-    """One machine's books in both scales, computed from sums so that nothing is lost to rounding.
-
-    `cpu_milli` is the machine's total, `used_cpu_milli` the sum over its sandboxes.
-    """
-
-    cpu_milli: int
-    used_cpu_milli: int
-
-    @property
-    def relative_used(self) -> int:
-        """Whole shares of the machine's 1,000 that are taken."""
-        return cpu_shares_of(self.used_cpu_milli, ShareScale.RELATIVE, self.cpu_milli)
-
-    @property
-    def relative_free(self) -> int:
-        """Whole shares of the machine's 1,000 that are left."""
-        return MACHINE_SHARES - self.relative_used
-
-    @property
-    def absolute_used(self) -> int:
-        """Whole shares of 80 milli-cores that are taken."""
-        return cpu_shares_of(self.used_cpu_milli, ShareScale.ABSOLUTE)
-
-    @property
-    def absolute_free(self) -> int:
-        """Whole shares of 80 milli-cores that are left."""
-        return (self.cpu_milli - self.used_cpu_milli) // MILLI_PER_SHARE
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,6 @@ def ordered(waiting: Iterable[Waiting], policy: QueuePolicy) -> list[Waiting]:
     return _behind(line) if any(work.behind for work in line) else line
 
 
-def displaced(work: Waiting, preemptor: str, now: float, number: int) -> Waiting:
-    """Return displaced work as it waits again: anew, and behind the work it made room for."""
-    return Waiting(work.id, now, number, work.queue, work.kind, work.priority, work.size, preemptor)
-
-
 def _behind(line: Sequence[Waiting]) -> list[Waiting]:
     """Move what stands before its own preemptor to right behind it."""
     present = {work.id for work in line}

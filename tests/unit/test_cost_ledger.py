@@ -251,7 +251,7 @@ def test_old_rows_become_sums_and_are_still_known() -> None:
 AMOUNTS = st.decimals(0, 1000, places=6, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @property_of(data=st.data())
 def test_the_rows_in_any_order_and_repeated_make_the_same_books(data: st.DataObject) -> None:
     """A crash loses nothing and doubles nothing."""

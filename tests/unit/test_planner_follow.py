@@ -66,3 +66,13 @@ def test_who_follows_no_more_costs_nothing() -> None:
     state.apply(rows("bind", 1, "a"))
     assert not first
     assert second == {binding(1).id}
+
+
+def test_a_new_leader_learns_what_is_asked_for_from_what_runs() -> None:
+    """Once: what it places itself it has heard of before it is bound."""
+    running = [binding(n, node="a", gpu_count=1) for n in range(3)]
+    planner = Planner()
+    planner.sync([NODES["a"]], TENANTS, [*running, binding(3, node="a")])
+    assert planner.mix.seen == 3
+    planner.sync([NODES["a"]], TENANTS, [*running, binding(4, node="a", gpu_count=1)])
+    assert planner.mix.seen == 3

@@ -16,6 +16,8 @@ from dsec.api.tenant import TenantSpec
 from dsec.controllers.translating import COHORT, account_of
 from dsec.journal.bindings import Binding
 from dsec.placement.accounts import Account, QuotaError, amounts_of, total
+from dsec.placement.asked import Asked
+from dsec.placement.engine import demand_of
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Mix
@@ -121,14 +123,20 @@ class Books:
             self.view.release(id_)
             self.ends.pop(id_, None)
         self._unbooked = set()
+        # a new leader has heard no requests yet: what runs tells what is asked for
+        fresh = not self.mix.seen
         # in the order in which they were bound, as a new leader books them
         for binding in sorted((bound[i] for i in ids if i in bound), key=_arrival):
             id_ = binding.id
             if id_ not in booked and binding.node in nodes:
                 spec = binding.spec
                 decision = Decision(id_, binding.node, tuple(spec.devices), cpus=tuple(spec.cpus))
+                request = request_of(binding)
+                asked = Asked.of(request)
+                if fresh and asked.gpus:
+                    self.mix.observe(demand_of(request, asked))
                 try:
-                    self.view.book(request_of(binding), decision, force=True)
+                    self.view.book(request, decision, force=True)
                 except ValueError as error:
                     # its agent runs it all the same; the agent's last word keeps others off
                     self._unbooked.add(id_)

@@ -327,3 +327,23 @@ def test_growth_touches_nothing_else(simulate: Callable[..., None]) -> None:
             assert (await status(sim))["pending"] == 0
 
     simulate(scenario)
+
+
+def test_a_role_that_somebody_set_to_nothing_stays_so(simulate: Callable[..., None]) -> None:
+    """Without a min, zero is a person's off switch; with a min of zero the queue starts it."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            sim.start_controller()
+            await sim.add_node("n0")
+            await sim.ready(nodes=1)
+            await submit(sim, document(min=None, replicas=0))
+            await put(sim, 0, 100)
+            await sim.clock.sleep(200)
+            assert of(sim, "rollouts") == 0
+            text = document(min=0, replicas=0)
+            answer = await sim.client.post("/v1/projects/lab/experiments?mode=apply", content=text)
+            assert answer.status_code == 200, answer.text
+            await sim.until(lambda: of(sim, "rollouts") == 7, 200)
+
+    simulate(scenario)

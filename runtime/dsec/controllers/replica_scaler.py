@@ -92,17 +92,23 @@ class ReplicaScaler:
         spec, status = _decided(experiment), experiment.status
         if spec is None or _stands_still(status):
             return None
-        elastic = [role for role in spec.roles if role.elastic is not None]
-        if not elastic:
+        now, uid = self.clock.now(), experiment.metadata.uid
+        overrides = current(status.overrides, spec.roles, now)
+        counts = {
+            role.name: desired_of(role, overrides)
+            for role in spec.roles
+            if role.elastic is not None
+        }
+        if not counts:
             await self._forget(key, status)
             return None
-        now, uid = self.clock.now(), experiment.metadata.uid
+        # a role that somebody set to nothing, and that has no min, is off
+        elastic = [
+            r for r in spec.roles if r.name in counts and (counts[r.name] or r.min is not None)
+        ]
         known = {one.role: one for one in status.scaling}
         found: dict[str, RoleScaling] = {}
-        counts = {
-            role.name: desired_of(role, current(status.overrides, spec.roles, now))
-            for role in elastic
-        }
+        rounds: set[str] = set()
         waits: list[float] = []
         for role in elastic:
             rule = rule_of(role, spec)
@@ -110,6 +116,7 @@ class ReplicaScaler:
             left = self._left(uid, rule, old, now)
             if left <= SOON:
                 found[role.name] = await self._round(experiment, role, rule, old, counts[role.name])
+                rounds.add(role.name)
                 waits.append(rule.period_seconds)
             else:
                 waits.append(left)
@@ -118,12 +125,12 @@ class ReplicaScaler:
                     found[role.name] = shown
         if found and not await self._write(key, experiment, found, counts):
             return 0.0
-        for name, one in found.items():
+        for name in sorted(rounds):
             self._rounds[uid, name] = self.clock.monotonic()
             old_at = known[name].at if name in known else -SAMPLE_SECONDS
-            if one.at // SAMPLE_SECONDS != old_at // SAMPLE_SECONDS:
-                self._sample(experiment, one, counts[name])
-        return min(waits)
+            if found[name].at // SAMPLE_SECONDS != old_at // SAMPLE_SECONDS:
+                self._sample(experiment, found[name], counts[name])
+        return min(waits, default=None)
 
     def _readable(self, key: Key) -> Experiment | None:
         record = self.experiments.get(key)

@@ -1,6 +1,7 @@
 """One round of the leader: follow what is recorded, let paused work go on, place, displace."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
@@ -65,6 +66,8 @@ class Rounds:
         told |= {binding.id: self.displacer.hindrance(binding.id) for binding, _ in waits}
         late = (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
         waits += [(b, Decision(b.id, refusals=late)) for b in wanted if b.id in early - held]
+        heads = {unit_of(b): b for b in wanted}
+        decided = [(b, named(one, b, heads) if one.refusals else one) for b, one in decided]
         return [
             (b, one._replace(refusals=(told[b.id], *one.refusals)) if b.id in told else one)
             for b, one in (*decided, *waits)
@@ -89,3 +92,17 @@ class Rounds:
         )
         before, self._paused = self._paused, self.displacer.counted_paused(seen)
         resting.follow(planner.view, planner.ledger, before, self._paused)
+
+
+def named(decision: Decision, asker: Binding, heads: Mapping[str, Binding]) -> Decision:
+    """Say whom room is kept for as its owner calls it; other tenants learn no names."""
+    found = []
+    for one in decision.refusals:
+        name, head = one.dimension, heads.get(one.dimension)
+        if one.reason is PendingReason.RESERVED and head is not None:
+            identity = head.spec.identity
+            name = f"experiment {identity.experiment}" if identity.experiment else identity.id
+            if head.tenant != asker.tenant:
+                name = "work of another tenant"
+        found.append(replace(one, dimension=name))
+    return decision._replace(refusals=tuple(found))

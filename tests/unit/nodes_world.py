@@ -11,7 +11,7 @@ from decimal import Decimal
 from dsec.placement.engine import place
 from dsec.placement.request import Request
 from dsec.placement.view import ClusterView
-from dsec.scaling.nodes.backoff import failed, succeeded
+from dsec.scaling.nodes.carrying import answered, watched
 from dsec.scaling.nodes.draining import drained
 from dsec.scaling.nodes.dumps import FleetDump
 from dsec.scaling.nodes.limits import reserve
@@ -142,7 +142,7 @@ class World:
                 phase=NodePhase.READY if up else node.phase,
                 ready_at=now if up else node.ready_at,
             )
-            nodes.append(_idle(changed, now))
+            nodes.append(watched(changed, now))
         self.state = replace(self.state, now=now, nodes=tuple(nodes))
 
     def _place(self) -> None:
@@ -175,7 +175,7 @@ class World:
                 )
             )
         nodes = tuple(
-            _idle(replace(one, work=(*one.work, *started.get(one.name, ()))), self.state.now)
+            watched(replace(one, work=(*one.work, *started.get(one.name, ()))), self.state.now)
             for one in self.state.nodes
         )
         left = tuple(one for one in self.state.pending if one.request.id not in where)
@@ -207,20 +207,9 @@ class World:
     def _buy(self, buy: Purchase) -> None:
         came = self.outcome(buy)
         came = buy.count if came is None else min(came, buy.count)
-        good, bad = set(buy.names[:came]), set(buy.names[came : buy.count])
         until = self.state.now + LEASE_S if self.purse is not None else None
-        nodes = tuple(
-            replace(one, phase=NodePhase.BOOTING, run_until=until) if one.name in good else one
-            for one in self.state.nodes
-            if one.name not in bad
-        )
-        backoffs = self.state.backoffs
-        if bad:
-            backoffs = failed(backoffs, buy.offering, self.state.now, code="no capacity")
-        elif good:
-            backoffs = succeeded(backoffs, buy.offering)
-        self.bought += [(self.state.now, name) for name in sorted(good)]
-        self.state = replace(self.state, nodes=nodes, backoffs=backoffs)
+        self.state = answered(self.state, buy, came, run_until=until, code="no capacity")
+        self.bought += [(self.state.now, name) for name in sorted(buy.names[:came])]
 
     def _drain(self, drain: Drain) -> None:
         """Move what may move at once; what rests goes back to the head of the queue."""
@@ -249,13 +238,7 @@ class World:
         nodes = tuple(
             node
             if one.name == node.name
-            else _idle(replace(one, work=(*one.work, *arrived.get(one.name, ()))), self.state.now)
+            else watched(replace(one, work=(*one.work, *arrived.get(one.name, ()))), self.state.now)
             for one in self.state.nodes
         )
         self.state = replace(self.state, nodes=nodes, pending=(*pending, *self.state.pending))
-
-
-def _idle(node: FleetNode, now: float) -> FleetNode:
-    if node.phase is not NodePhase.READY or node.busy:
-        return replace(node, idle_since=None)
-    return replace(node, idle_since=now if node.idle_since is None else node.idle_since)

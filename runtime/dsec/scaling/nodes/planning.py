@@ -1,7 +1,7 @@
 """One plan: what to buy, drain, move, remove and renew now, and what is not done and why. Pure.
 
 Call it on events, at most every 5 s. To carry a plan out: reserve its purchases (limits.reserve)
-and persist that, buy, enter what the provider answered (backoff.failed, backoff.succeeded), and
+and persist that, buy, enter what the provider answered (carrying.answered), and
 where something failed plan again at once: the next offering is taken in the same pass.
 """
 

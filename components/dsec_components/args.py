@@ -17,6 +17,7 @@ from dsec_components._generated import (
     SandboxNodePoolSpec,
     TenantSpec,
 )
+from dsec_components.supplier_args import Suppliers
 
 
 class Wait(StrEnum):
@@ -183,6 +184,8 @@ class RuntimeArgs(TypedDict):
     """Queues and preemption. Update in place: pods roll."""
     scaling: NotRequired[Scaling]
     """Switches of elasticity, and its metrics. Update in place: pods roll."""
+    suppliers: NotRequired[Suppliers]
+    """Who gives nodes: own machines, AWS, a simulated market. Update in place: pods roll."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies. Update in place."""
     await_ready: NotRequired[bool]
@@ -303,6 +306,8 @@ class PlatformArgs(TypedDict):
     """Queues and preemption."""
     scaling: NotRequired[Scaling]
     """Switches of elasticity, and its metrics."""
+    suppliers: NotRequired[Suppliers]
+    """Who gives nodes: own machines, AWS, a simulated market."""
     cluster_networks: NotRequired[list[str]]
     """CIDRs of nodes, API server and object store, for the network policies."""
     registry: NotRequired[PlatformRegistry]

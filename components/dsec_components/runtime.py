@@ -110,6 +110,7 @@ class Runtime(Component):
             "presets": args.get("presets", {}),
             "scheduling": args.get("scheduling", {}),
             "scaling": args.get("scaling", {}),
+            "suppliers": args.get("suppliers", {}),
             "objectStore": {
                 "endpoint": store.get("endpoint", ""),
                 "bucket": store.get("bucket", "dsec"),

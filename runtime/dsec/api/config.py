@@ -12,6 +12,7 @@ from dsec.api.fields import to_wire
 from dsec.api.meta import DnsName, Labels, Word
 from dsec.api.mistakes import DocumentError, Mistake, mistakes_of
 from dsec.api.nodes import SandboxNodePoolSpec
+from dsec.api.suppliers import SuppliersConfig
 from dsec.api.tenant import TenantSpec
 
 
@@ -240,6 +241,9 @@ class PlatformConfig(Model):
     )
     scaling: ScalingConfig = Field(
         default=ScalingConfig(), description="Switches of elasticity, and its metrics."
+    )
+    suppliers: SuppliersConfig = Field(
+        default=SuppliersConfig(), description="Who gives nodes: own, AWS, simulated."
     )
     labels: Labels = Field(default={}, description="On every object that the stack makes.")
 

@@ -39,7 +39,7 @@ async def _extend(world: World, seconds: float, *, epoch: int = 1, revision: int
     return await world.post("run-until", body)
 
 
-async def test_a_node_ends_in_good_order(tmp_path: Path) -> None:
+async def _ends_in_good_order(tmp_path: Path) -> None:
     """Without any control plane: warned, ended as preempted, archived, shipped, then off."""
     world = _node(tmp_path, seconds=5.5)
     agent = await world.start()
@@ -85,7 +85,7 @@ async def test_an_extension_keeps_the_node(tmp_path: Path) -> None:
     await agent.close()
 
 
-async def test_the_end_survives_the_agent(tmp_path: Path) -> None:
+async def _survives_the_agent(tmp_path: Path) -> None:
     """A killed agent's successor ends the node at the same time."""
     world = _node(tmp_path, seconds=4.0, wind_down=2.0)
     first = await world.start()
@@ -102,7 +102,7 @@ async def test_the_end_survives_the_agent(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_money_ends_before_an_archive_does(tmp_path: Path) -> None:
+async def _money_ends_before_an_archive_does(tmp_path: Path) -> None:
     """With the gateway away nothing can be archived, and the machine goes all the same."""
     world = _node(tmp_path, seconds=4.5, wind_down=3.5)
     agent = await world.start()
@@ -112,3 +112,11 @@ async def test_money_ends_before_an_archive_does(tmp_path: Path) -> None:
     await eventually((tmp_path / "off").exists, 20)
     assert datetime.now(UTC) <= world.settings["run_until"]
     await agent.close()
+
+
+async def test_nodes_end_by_themselves(tmp_path: Path) -> None:
+    """Three nodes at once, since each takes its time: in order, over a kill, without a gateway."""
+    scenarios = (_ends_in_good_order, _survives_the_agent, _money_ends_before_an_archive_does)
+    for scenario in scenarios:
+        (tmp_path / scenario.__name__).mkdir()
+    await asyncio.gather(*(scenario(tmp_path / scenario.__name__) for scenario in scenarios))

@@ -4,7 +4,8 @@ The same as `search` finds for arrays, to the last bit. Figures of the view are 
 when all requests of the class have their places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ _CPU, _MEMORY, _PINS = int(Column.CPU), int(Column.MEMORY), int(Column.PINS)
 
 _STAGES = slice(int(Column.EXPLORATION), int(Column.EVALUATION) + 1)
 _NONE: tuple[Any, ...] = ()
+# all fields at once: in half the time that a call by fields takes
+_booking: Callable[[tuple[Any, ...]], Booking] = partial(tuple.__new__, Booking)
+_decision: Callable[[tuple[Any, ...]], Decision] = partial(tuple.__new__, Decision)
 
 
 class Kind(NamedTuple):
@@ -200,8 +204,8 @@ class Pricing:
         if self._stage is not None:
             spot.same += 1
             spot.every += 1
-        self._entered.append(Booking(member, name, devices, cpus, amounts, claims))
-        return Decision(member.id, name, devices, (), scores, cpus)
+        self._entered.append(_booking((member, name, devices, cpus, amounts, claims, False)))
+        return _decision((member.id, name, devices, (), scores, cpus))
 
     def _scores(self, spot: Spot) -> tuple[tuple[str, float], ...]:
         """Return the parts of a priced node's cost by name; they sum to `cost` but for rounding."""

@@ -162,20 +162,19 @@ class TestFleetLong(Fleet.TestCase):
     )
 
 
-@pytest.mark.parametrize("buffer", [0, 10, 40])
-@pytest.mark.parametrize("cores", [1, 3, 11])
+@pytest.mark.parametrize(("buffer", "cores"), [(0, 1), (0, 11), (10, 3), (40, 1), (40, 11)])
 def test_constant_load_changes_nothing_once_it_is_served(buffer: int, cores: int) -> None:
     """30 min after the last change: no purchase, no removal, no drain for two hours."""
     buffers = (Buffer("b", request("place"), buffer),) if buffer else ()
     by = rules(PoolRules("cloud", max_nodes=50))
     world = World(FleetState(NOW, offerings=CLOUD, buffers=buffers), by)
     world.submit([request(f"w{n}", cores) for n in range(20)], 10**7)
-    for _ in range(120):
-        world.step(15.0)
+    for _ in range(90):
+        world.step(20.0)
     assert need(world.state).count == 0
     before = len(world.bought), len(world.removed), len(world.drains)
-    for _ in range(240):
-        world.step(30.0)
+    for _ in range(120):
+        world.step(60.0)
     assert (len(world.bought), len(world.removed), len(world.drains)) == before
 
 
@@ -186,12 +185,12 @@ def test_a_square_wave_is_followed_without_flapping(buffer: int) -> None:
     by = rules(PoolRules("cloud", max_nodes=50))
     world = World(FleetState(NOW, offerings=(SMALL,), buffers=buffers), by)
     halves: list[list[tuple[float, str]]] = []
-    for wave in range(6):
+    for wave in range(4):
         world.submit([request(f"w{wave}-{n}", 1) for n in range(40)], 500.0)
         for _ in range(2):
             first = len(world.bought), len(world.removed)
-            for _ in range(60):
-                world.step(10.0)
+            for _ in range(40):
+                world.step(15.0)
             told = [(at, "buy") for at, _ in world.bought[first[0] :]]
             told += [(at, "remove") for at, _ in world.removed[first[1] :]]
             halves.append(sorted(told))
@@ -208,8 +207,8 @@ def test_renewals_keep_what_is_used_and_let_the_rest_end() -> None:
     world = World(FleetState(NOW, offerings=(SMALL,)), rules(PoolRules("cloud", max_nodes=9)))
     world.purse = Purse(world, Decimal(50))
     world.submit([request(f"w{n}", 4) for n in range(4)], 7200.0)
-    for _ in range(500):
-        world.step(15.0)
+    for _ in range(250):
+        world.step(30.0)
     assert world.lost == []
     assert world.count() == 0
     assert Decimal("1.9") < world.purse.spent < Decimal("2.4")

@@ -127,6 +127,7 @@ class _Purse(OpenGate):
         return GateAnswer(min(count, max(0, 3 - used)), "a", "a has spent it")
 
 
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 BY = rules(
     PoolRules("cloud", max_nodes=30, max_cost_per_hour=Decimal(40)),
     PoolRules("owned", max_nodes=4),
@@ -134,7 +135,7 @@ BY = rules(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
 @given(waits())
 def test_every_plan_holds(state: FleetState) -> None:
     """Accounted for, within limits, without touching what runs; the same again."""
@@ -146,7 +147,7 @@ def test_every_plan_holds(state: FleetState) -> None:
     _moves(state, made)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
 @given(waits())
 def test_what_was_bought_is_not_bought_again(state: FleetState) -> None:
     """Once nodes boot, nothing that was covered is bought for a second time.

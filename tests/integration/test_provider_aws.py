@@ -280,6 +280,7 @@ async def test_spot_notice_and_ends_are_told(world: World, make: Make) -> None:
     assert deadline - events[marked].at == 120
     assert events[gone].kind is EventKind.GONE
     assert "user initiated" in events[gone].words.lower()
+    assert abs(events[gone].at - events[marked].at) < 60
 
 
 async def test_orphans_are_found(world: World, make: Make) -> None:

@@ -144,7 +144,8 @@ class AwsProvider:
     async def events(self) -> tuple[ProviderEvent, ...]:
         """See `NodeProvider.events`: notices of spot requests, and instances that have ended."""
         try:
-            return await aws_spot.events(self._calls, self._settings.installation)
+            now = self._clock.now().timestamp()
+            return await aws_spot.events(self._calls, self._settings.installation, now)
         except CloudError:
             # the next poll sees the same
             return ()

@@ -4,7 +4,9 @@ The two minutes' notice and the rebalance recommendation come to the node itself
 `dsec.agent.spotwatch`); here the same is seen by whoever polls, and the end of every node.
 """
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from dsec.providers.aws_calls import Calls
@@ -14,10 +16,12 @@ from dsec.providers.provider import EventKind, ProviderEvent
 NOTICE_SECONDS = 120.0
 """From the notice to the end, by AWS."""
 MARKED = frozenset({"marked-for-termination", "marked-for-stop"})
+_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+"""When an instance changed its state, as the API tells it: within a text for people."""
 
 
-async def events(calls: Calls, installation: str) -> tuple[ProviderEvent, ...]:
-    """Return notices and ends that can be seen now. Raises CloudError."""
+async def events(calls: Calls, installation: str, now: float) -> tuple[ProviderEvent, ...]:
+    """Return notices and ends that can be seen now (UTC seconds). Raises CloudError."""
     requests = await calls.pages(
         "ec2",
         "describe_spot_instance_requests",
@@ -33,7 +37,7 @@ async def events(calls: Calls, installation: str) -> tuple[ProviderEvent, ...]:
     notices = [notice for request in requests if (notice := _notice(request)) is not None]
     return (
         *notices,
-        *(_gone(one) for reservation in ended for one in reservation["Instances"]),
+        *(_gone(one, now) for reservation in ended for one in reservation["Instances"]),
     )
 
 
@@ -51,13 +55,14 @@ def _notice(request: Mapping[str, Any]) -> ProviderEvent | None:
     )
 
 
-def _gone(instance: Mapping[str, Any]) -> ProviderEvent:
-    reason = instance.get("StateReason", {}).get("Message", "")
-    words = reason or instance.get("StateTransitionReason", "") or "no reason given"
+def _gone(instance: Mapping[str, Any], now: float) -> ProviderEvent:
+    transition = instance.get("StateTransitionReason", "")
+    words = instance.get("StateReason", {}).get("Message", "") or transition or "no reason given"
+    told = _AT.search(transition)
+    # where the time is not told, the machine has ended by now at the latest
+    at = now
+    if told is not None:
+        at = datetime.strptime(told[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
     return ProviderEvent(
-        EventKind.GONE,
-        instance["InstanceId"],
-        # the API tells no time of the end but within that text
-        instance["LaunchTime"].timestamp(),
-        words=f"the machine has ended: {words}",
+        EventKind.GONE, instance["InstanceId"], at, words=f"the machine has ended: {words}"
     )

@@ -24,10 +24,19 @@ async def until_bound(sim: Sim, fronts: Fronts, key: str, found: dict[str, set[s
         await sim.clock.sleep(sim.rng.uniform(0.5, 3))
 
 
+def revive(sim: Sim) -> None:
+    """Start a controller for each that has exited because another leads."""
+    for name, process in list(sim.processes.items()):
+        if process.task.done():
+            del sim.processes[name]
+            sim.start_controller()
+
+
 async def trouble(sim: Sim, fronts: Fronts) -> None:
     """Kill, freeze and refuse, one after the other, for ever."""
     while True:
         await sim.clock.sleep(sim.rng.uniform(2, 6))
+        revive(sim)
         what = sim.rng.randrange(5)
         leader = sim.leader()
         if what == 0 and leader is not None:
@@ -113,6 +122,7 @@ def test_whatever_dies_each_key_is_bound_once_and_the_quota_holds(
                     front.gate.open()
                 for process in sim.processes.values():
                     process.gate.open()
+                revive(sim)
                 await sim.ready()
                 await sim.until(lambda: not sim.live(), 120)
                 await sim.clock.sleep(30)

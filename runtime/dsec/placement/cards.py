@@ -116,7 +116,7 @@ class WholeChooser(Chooser):
             enough = self.opened(rows).sum(axis=1) >= gpus
             rows, cpu = rows[enough], cpu[enough]
         p = self.potential
-        change = p.tables.card_values[p.bases[rows] + WHOLE]
+        change = p.whole[rows]
         change *= -gpus
         return rows, self.cost_of(rows, cpu, change, gpus * WHOLE, gpus)
 
@@ -196,29 +196,29 @@ class ClientChooser(Chooser):
     def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
         """Return (rows with enough cards, their cost)."""
         gpus, milli = self.asked.gpus, self._milli
-        codes = self._codes[rows]
+        codes = self._codes.take(rows, axis=1)
         if isinstance(milli, int):
-            each = self._deltas(milli)[codes]
+            each = self._deltas(milli).take(codes)
         else:
-            milli = milli[self.derived.kind[rows]]
-            values, base = self.potential.tables.card_values, self.potential.bases[rows][:, None]
+            milli = milli[self.derived.kind[rows]].T
+            values, base = self.potential.tables.card_values, self.potential.bases[rows]
             fits = codes - milli >= base
             each = np.where(fits, values[np.where(fits, codes - milli, 0)] - values[codes], NEVER)
         self._rule_out(rows, each)
         broken: Ints | int = 0
         if gpus == 1 and isinstance(milli, int):
-            change, taken = each.min(axis=1), milli
+            change, taken = np.minimum.reduce(each), milli
             if self.potential.surface.keeps:
-                broken = self._broken(rows, codes, each.argmin(axis=1)[:, None])
+                broken = self._broken(rows, codes, each.argmin(axis=0)[None])
         else:
-            cards = each.argsort(axis=1, kind="stable")[:, :gpus]
-            change = np.take_along_axis(each, cards, axis=1).sum(axis=1)
+            cards = each.argsort(axis=0, kind="stable")[:gpus]
+            change = np.take_along_axis(each, cards, axis=0).sum(axis=0)
             if isinstance(milli, int):
                 taken = milli * gpus
             else:
-                taken = np.take_along_axis(milli, cards, axis=1).sum(axis=1)
+                taken = np.take_along_axis(milli, cards, axis=0).sum(axis=0)
             broken = self._broken(rows, codes, cards)
-            if cards.shape[1] < gpus:
+            if len(cards) < gpus:
                 change[:] = NEVER
         enough = change < NEVER / 2
         if not enough.all():
@@ -228,10 +228,10 @@ class ClientChooser(Chooser):
         return rows, self.cost_of(rows, cpu, change, taken, broken)
 
     def _broken(self, rows: Ints, codes: Ints, cards: Ints) -> Ints:
-        """Return how many of the chosen cards, [row, chosen], are idle."""
-        idle = self.potential.bases[rows][:, None] + WHOLE
-        found = np.take_along_axis(codes, cards, axis=1) == idle
-        return np.asarray(found.sum(axis=1, dtype=np.int64))
+        """Return how many of the chosen cards, [chosen, row], are idle."""
+        idle = self.potential.bases[rows] + WHOLE
+        found = np.take_along_axis(codes, cards, axis=0) == idle
+        return np.asarray(found.sum(axis=0, dtype=np.int64))
 
     def _deltas(self, milli: int) -> Floats:
         if milli > WHOLE:
@@ -239,17 +239,17 @@ class ClientChooser(Chooser):
         return self.potential.tables.deltas(milli)
 
     def _rule_out(self, rows: Ints, each: Floats) -> None:
-        """Mark the cards that lack memory, have their most clients, or are of another make."""
+        """Mark [card, row] that lacks memory, has its most clients, or is of another make."""
         cards = self.view.cards
         if self.view.uneven or self.asked.gpu_memory or self.asked.gpu_shares:
             memory = self._memory
             if isinstance(memory, np.ndarray):
                 memory = memory[self.derived.kind[rows]]
-            np.copyto(each, NEVER, where=cards[_MEMORY][rows] < memory)
+            np.copyto(each, NEVER, where=(cards[_MEMORY][rows] < memory).T)
         if self.asked.gpu_clients:
-            np.copyto(each, NEVER, where=cards[_COUNT][rows] >= self.asked.gpu_clients)
+            np.copyto(each, NEVER, where=(cards[_COUNT][rows] >= self.asked.gpu_clients).T)
         if self.static.suits is not None:
-            np.copyto(each, NEVER, where=~self.static.suits[rows])
+            np.copyto(each, NEVER, where=~self.static.suits[rows].T)
 
     def begin(self, course: Course) -> None:
         """Look at the cards of a node for the first time."""

@@ -84,20 +84,24 @@ class Surface:
         y = usable * (usable_scale if isinstance(usable_scale, float) else usable_scale[group])
         np.minimum(x, self._last_row, out=x)
         np.minimum(y, self._last_column, out=y)
-        row, column = x.astype(np.int64), y.astype(np.int64)
-        kept = (group * (self.size // self._width) + row) * self._kept_width if self.keeps else None
+        # whole numbers as floats: exact, and quicker than mixing the two
+        row, column = np.floor(x), np.floor(y)
         x -= row
         y -= column
-        row *= self._width
-        row += column
-        row += group * self.size
-        found = self._coefficients.take(row, axis=0)
-        value: Floats = found[:, 0] + found[:, 1] * x
+        column += row * self._width
+        at = column.astype(np.int64)
+        at += group * self.size
+        found = self._coefficients.take(at, axis=0)
+        value: Floats = found[:, 1] * x
+        value += found[:, 0]
         value += found[:, 2] * y
         x *= y
         value += found[:, 3] * x
-        if kept is not None:
-            value += self._kept.take(kept + np.clip(idle, 0, self._kept_width - 1))
+        if self.keeps:
+            kept = group * (self.size // self._width) + row.astype(np.int64)
+            kept *= self._kept_width
+            kept += np.minimum(np.maximum(idle, 0), self._kept_width - 1)
+            value += self._kept.take(kept)
         return value
 
     def read_one(self, group: int, cpu: int, usable: float, idle: int) -> float:
@@ -141,6 +145,7 @@ class Potential:
         "surface",
         "tables",
         "usable",
+        "whole",
     )
 
     def __init__(self, view: ClusterView, tables: Tables, groups: list[int]) -> None:
@@ -151,8 +156,10 @@ class Potential:
         self.bases_of_profile = [group * CARD for group in groups]
         self.group: Ints = np.array(groups, dtype=np.int64)[view.profile]
         self.bases: Ints = self.group * CARD
+        self.whole: Floats = tables.card_values[self.bases + WHOLE]
+        """V of an idle card of each row."""
         self.codes: dict[int, Ints] = {}
-        """By mode bit: code of each card as a client of that mode sees it, 0 free where closed."""
+        """By mode bit: codes[card, row] as a client of that mode sees them, 0 free where closed."""
         milli = view.cards[Card.MILLI]
         cpu = np.maximum(view.columns[Column.CPU], 0)
         values = tables.card_values[milli + self.bases[:, None]] if milli.size else milli
@@ -162,12 +169,12 @@ class Potential:
         self.stranded: Floats = self.surface.read(self.group, cpu, self.usable, self.idle)
 
     def codes_for(self, view: ClusterView, bit: int) -> Ints:
-        """Return codes[row, card] as a client of a mode sees them; kept up to date from now on."""
+        """Return codes[card, row] as a client of a mode sees them; kept up to date from now on."""
         found = self.codes.get(bit)
         if found is None:
             cards = view.cards
             milli = np.where(cards[Card.OPEN] & bit, cards[Card.MILLI], 0)
-            found = self.codes[bit] = milli + self.bases[:, None]
+            found = self.codes[bit] = np.ascontiguousarray(milli.T) + self.bases
         return found
 
     def state_of(
@@ -195,7 +202,7 @@ class Potential:
         base = self.bases_of_profile[profile]
         for bit, codes in self.codes.items() if states else ():
             for number, state in states.items():
-                codes[row, number] = base + state[_MILLI] if state[_OPEN] & bit else base
+                codes[number, row] = base + state[_MILLI] if state[_OPEN] & bit else base
 
     def renew(self, view: ClusterView, row: int) -> None:
         """Make the figures of a row anew."""

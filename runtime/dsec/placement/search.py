@@ -29,6 +29,7 @@ OPENED = 8
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
 _CPU, _WHOLE = int(Column.CPU), int(Column.WHOLE)
 _MEMORY, _PINS = int(Column.MEMORY), int(Column.PINS)
+_STAGES = [int(column) for column in STAGE_COLUMN.values()]
 _NOBODY = (float("inf"), 0)
 
 
@@ -133,16 +134,20 @@ class Search:
 
     def _next(self, count: int) -> Ints:
         """Return up to `count` further rows that have room in every column."""
-        size = max(FIRST_BLOCK, self.static.depth)
+        size, first = FIRST_BLOCK, not self._at
+        if first:
+            # nodes at the front have become a little fuller since
+            size = max(size, self.static.depth + self.static.depth // 8)
         while len(self._rest) < count:
             found = self._scan(size)
             if found is None:
                 break
             self._rest = np.concatenate((self._rest, found)) if len(self._rest) else found
             size *= 2
-        self.static.depth = self._at
         block, self._rest = self._rest[:count], self._rest[count:]
-        return block
+        if first:
+            self.static.depth = block.item(-1) + 1 if len(block) == count else self._at
+        return block if self._order is None else self._order[block]
 
     def done(self) -> bool:
         """Return whether `more` has nothing left to give."""
@@ -150,7 +155,7 @@ class Search:
         return self._at >= last and not len(self._rest)
 
     def _scan(self, size: int) -> Ints | None:
-        """Return the rows of the next block that have room in every column; None at the end."""
+        """Return the places in the order of the next rows with room; None at the end."""
         order, columns = self._order, self._view.columns
         last = len(order) if order is not None else columns.shape[1]
         start = self._at
@@ -160,16 +165,13 @@ class Search:
         mask: Flags | None = None
         block = slice(start, end) if order is None else order[start:end]
         for column, asked in self._compare:
-            free = columns[column]
-            amount = asked if isinstance(asked, int) else asked[block]
+            fits = columns[column][block] >= (asked if isinstance(asked, int) else asked[block])
             if mask is None:
-                mask = free[block] >= amount
+                mask = fits
             else:
-                mask &= free[block] >= amount
-        if isinstance(block, slice):
-            found = np.arange(start, end) if mask is None else np.flatnonzero(mask)
-            return found + start if start and mask is not None else found
-        return block if mask is None else block[mask]
+                mask &= fits
+        found: Ints = np.arange(end - start) if mask is None else mask.nonzero()[0]
+        return found + start if start else found
 
     def _priced(self, rows: Ints) -> tuple[Ints, Floats]:
         """Return those rows whose cards suffice as well, and what each costs."""
@@ -194,8 +196,13 @@ class Search:
         if self.request.stage in STAGE_COLUMN:
             columns = self._view.columns
             same = columns[STAGE_COLUMN[self.request.stage]][rows]
-            every = columns[Column.EXPLORATION :].take(rows, axis=1).sum(axis=0)
-            cost += weights.stage * (same / np.maximum(every, 1))
+            every = columns[_STAGES[0]][rows]
+            for column in _STAGES[1:]:
+                every += columns[column][rows]
+            np.maximum(every, 1, out=every)
+            part = same / every
+            part *= weights.stage
+            cost += part
         if self._counts is not None:
             cost += weights.spread * self._counts[rows]
         return rows, cost

@@ -67,7 +67,7 @@ class SliceChooser(Chooser):
         lacking = np.maximum(gpus - np.where(cut, left, 0).sum(axis=1), 0)
         new = -(-lacking // np.maximum(np.where(cut, 0, left).max(axis=1, initial=0), 1))
         p = self.potential
-        change = -new * p.tables.card_values[p.bases[rows] + WHOLE]
+        change = -new * p.whole[rows]
         cost = self.cost_of(rows, cpu, change, new * WHOLE, new)
         return rows, cost + new * self.derived.weights.slicing
 

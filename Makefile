@@ -9,7 +9,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(UV_HERE)/bin/uv)
 BIN := .venv/bin
 STEP = @printf '\n── %s\n'
 
-.PHONY: help setup demo check test cases soak bench-openb generate clean
+.PHONY: help setup demo check test cases soak bench-elastic bench-openb generate clean
 .PHONY: check-style check-types check-arrows check-generated check-changelog check-rust check-unit
 
 help: ## Show this list
@@ -75,6 +75,10 @@ soak: setup ## Full counts and long runs (hours)
 
 bench-openb: setup ## Placement on a GPU trace against other rules: make bench-openb DATA=folder
 	$(BIN)/python tests/bench/bench_openb.py $(or $(DATA),$(error say where the trace is: DATA=folder)) $(OPENB_OPTIONS)
+
+bench-elastic: setup ## Bill and waits of elastic fleets: make bench-elastic DATA=folder
+	$(BIN)/python tests/bench/bench_elastic.py $(or $(DATA),$(error say where the trace is: DATA=folder)) $(ELASTIC_OPTIONS)
+	$(BIN)/pytest tests/bench/bench_planning.py --timeout 3600
 
 bench-placement: setup ## Decisions a second, their latency, and the same beside kube-scheduler
 	$(BIN)/python tests/bench/bench_placement.py

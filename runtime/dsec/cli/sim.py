@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsec.cli.output import Column, Output, OutputOption, note, show_items
+from dsec.cli.sim_elastic import elastic
 from dsec.cli.sim_join import Given, directory, find, forget
 from dsec.cli.sim_run import run as run_
 
@@ -23,6 +24,7 @@ app = typer.Typer(help="Simulated parts, to see a large installation.", no_args_
 nodes = typer.Typer(help="Nodes that run nothing and take part in all else.", no_args_is_help=True)
 app.add_typer(nodes, name="nodes")
 app.command("run")(run_)
+app.command("elastic")(elastic)
 
 PART = "simulated-nodes"
 WAIT_SECONDS = 90.0

@@ -98,6 +98,8 @@ def _local(name: str) -> Site:
         words={"registry": state.registry, "sandbox-image": built["sandbox-base"]},
         platform={
             "images": {"runtime": built["runtime"], "agent": built["agent"]},
+            # a cluster of an older checkout has none: only a stack that wants it would miss it
+            "prometheus": {"image": built.get("prometheus", "")},
             "gateway": {"exposure": "NodePort", "nodePort": NODE_PORT, "host": state.layout.node},
             "agent": {"stateDir": str(state.agent_directory), "cgroup": state.sandbox_cgroup},
             "objectStore": {"endpoint": state.s3_url, "region": "local"},

@@ -821,3 +821,78 @@ class SandboxImageSpec(TypedDict):
 
     preload_pools: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
     """Pools whose nodes fetch it ahead of use. Change: live."""
+
+
+class BudgetPeriod(TypedDict):
+    """When the budget starts anew, and where midnight is."""
+
+    kind: NotRequired[pulumi.Input[str]]
+    """When it starts anew. One of: total, calendar, anchored, rolling."""
+
+    every: NotRequired[pulumi.Input[str]]
+    """Length of a calendar period or billing cycle. One of: day, week, month, quarter, year."""
+
+    anchor: NotRequired[pulumi.Input[str]]
+    """First day of some billing cycle, as 2026-03-10; needed by kind anchored."""
+
+    rolling_seconds: NotRequired[pulumi.Input[int]]
+    """Length of the window; needed by kind rolling."""
+
+    time_zone: NotRequired[pulumi.Input[str]]
+    """IANA zone such as Europe/Berlin, or an offset such as +09:00."""
+
+
+class BudgetLevel(TypedDict):
+    """What happens at a part of the limit."""
+
+    percent: NotRequired[pulumi.Input[int]]
+    """Part of the limit at which it holds."""
+
+    level: NotRequired[pulumi.Input[str]]
+    """How strict it is. One of: soft, hard, terminate."""
+
+    action: NotRequired[pulumi.Input[str]]
+    """What is done where the task chose nothing. One of: warn, degrade, stop-growing, pause, end.
+    """
+
+
+class RegionShare(TypedDict):
+    """The part of the limit that one region may spend without asking the others."""
+
+    region: pulumi.Input[str]
+    """Region, for example eu-central-1."""
+
+    percent: pulumi.Input[int]
+    """Part of the limit, in percent; at most 100 in all."""
+
+
+class BudgetSpec(TypedDict):
+    """The most that may be spent in a period, and what happens on the way there."""
+
+    scope: NotRequired[pulumi.Input[str]]
+    """Whose spending it counts. One of: account, project, task, pool. Change: replace."""
+
+    target: NotRequired[pulumi.Input[str]]
+    """Tenant, experiment or pool by name; unset for a project: its own namespace. Change: replace.
+    """
+
+    limit: pulumi.Input[str]
+    """Exact decimal amount per period. Change: live."""
+
+    unit: NotRequired[pulumi.Input[str]]
+    """What the limit counts. One of: money, gpu-hours, cpu-hours. Change: replace."""
+
+    currency: NotRequired[pulumi.Input[str]]
+    """ISO 4217 code where the unit is money; unset: the tenant's. Change: replace."""
+
+    period: NotRequired[pulumi.Input[BudgetPeriod]]
+    """When it starts anew, and where midnight is. Change: live."""
+
+    levels: NotRequired[pulumi.Input[list[pulumi.Input[BudgetLevel]]]]
+    """What happens at parts of the limit. Change: live."""
+
+    alert_percents: NotRequired[pulumi.Input[list[pulumi.Input[int]]]]
+    """An event at each, once in a period. Change: live."""
+
+    regions: NotRequired[pulumi.Input[list[pulumi.Input[RegionShare]]]]
+    """Escrow of each region; empty: one region has all. Change: live."""

@@ -12,6 +12,7 @@ import pulumi
 from dsec.api.config import Deletion, Exposure, KindWeights, Profile, QueueOrder, RegistryTls
 
 from dsec_components._generated import (
+    BudgetSpec,
     ExperimentSpec,
     ImageMirror,
     SandboxNodePoolSpec,
@@ -151,6 +152,25 @@ class Scaling(TypedDict):
     """URL of the Prometheus server to ask; none: only queues, counts and ends are known."""
 
 
+class PrometheusServerPart(TypedDict):
+    """A small Prometheus server of the platform's own: what elastic roles may ask."""
+
+    enabled: NotRequired[bool]
+    """Run it; where scaling.prometheus is empty, it is asked. Default: no. Update in place."""
+    image: NotRequired[pulumi.Input[str]]
+    """Image with /bin/prometheus; needed to run it. Update in place: its pod is replaced."""
+    scrape_seconds: NotRequired[int]
+    """Time from one scrape of the platform's pods to the next; default 15."""
+    retention_hours: NotRequired[int]
+    """How long samples are kept, a new pod has none; default 24."""
+    disk_bytes: NotRequired[int]
+    """Room for samples on its node, in bytes; default 1 GiB."""
+    cpu_milli: NotRequired[int]
+    """CPU request, in thousandths of a core; default 50."""
+    memory_bytes: NotRequired[int]
+    """Memory request and limit, in bytes; default 256 MiB."""
+
+
 class RuntimeArgs(TypedDict):
     """Inputs of Runtime."""
 
@@ -184,6 +204,8 @@ class RuntimeArgs(TypedDict):
     """Queues and preemption. Update in place: pods roll."""
     scaling: NotRequired[Scaling]
     """Switches of elasticity, and its metrics. Update in place: pods roll."""
+    prometheus: NotRequired[PrometheusServerPart]
+    """The platform's own metrics server; off unless set. Update in place: controllers roll."""
     suppliers: NotRequired[Suppliers]
     """Who gives nodes: own machines, AWS, a simulated market. Update in place: pods roll."""
     cluster_networks: NotRequired[list[str]]
@@ -198,9 +220,36 @@ class OnPremNodePoolArgs(TypedDict):
     """Inputs of OnPremNodePool."""
 
     spec: NotRequired[SandboxNodePoolSpec]
-    """Kind, labels, membership and agent settings."""
+    """Kind, labels, membership, agent settings; with scaling, machines are switched on and off."""
     pool_name: NotRequired[str]
     """Name of the SandboxNodePool; default: the component's. Replace."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels of the record itself. Update in place."""
+
+
+class CloudBurstNodePoolArgs(TypedDict):
+    """Inputs of CloudBurstNodePool."""
+
+    spec: SandboxNodePoolSpec
+    """With scaling: supplier, offerings, markets, limits, buffers, schedule, run-until."""
+    pool_name: NotRequired[str]
+    """Name of the SandboxNodePool; default: the component's. Replace."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels of the record itself. Update in place."""
+
+
+class BudgetArgs(TypedDict):
+    """Inputs of Budget."""
+
+    spec: BudgetSpec
+    """Scope, target, limit, period and levels. A changed limit is the live limit at once."""
+    project: NotRequired[pulumi.Input[str]]
+    """Namespace of the project whose spending it limits; not with scope account or pool. Replace.
+    """
+    namespace: NotRequired[pulumi.Input[str]]
+    """Namespace of the control plane, for accounts and pools; default dsec-system. Replace."""
+    budget_name: NotRequired[str]
+    """Name of the Budget; default: the component's. Replace."""
     labels: NotRequired[dict[str, pulumi.Input[str]]]
     """Labels of the record itself. Update in place."""
 
@@ -275,6 +324,15 @@ class PlatformExperiment(TypedDict):
     """What `up` waits for: accepted (default), ready, or none."""
 
 
+class PlatformBudget(TypedDict):
+    """A budget that the platform sets."""
+
+    project: NotRequired[pulumi.Input[str]]
+    """Namespace of the project whose spending it limits; not with scope account or pool."""
+    spec: BudgetSpec
+    """Scope, target, limit, period and levels."""
+
+
 class PlatformArgs(TypedDict):
     """Inputs of Platform: one installation, whole."""
 
@@ -306,6 +364,8 @@ class PlatformArgs(TypedDict):
     """Queues and preemption."""
     scaling: NotRequired[Scaling]
     """Switches of elasticity, and its metrics."""
+    prometheus: NotRequired[PrometheusServerPart]
+    """The platform's own metrics server; off unless set."""
     suppliers: NotRequired[Suppliers]
     """Who gives nodes: own machines, AWS, a simulated market."""
     cluster_networks: NotRequired[list[str]]
@@ -316,6 +376,8 @@ class PlatformArgs(TypedDict):
     """Node pools by name."""
     tenants: NotRequired[dict[str, TenantSpec]]
     """Tenants by name."""
+    budgets: NotRequired[dict[str, PlatformBudget]]
+    """Budgets by name: what accounts, projects, tasks and pools may spend."""
     experiments: NotRequired[dict[str, PlatformExperiment]]
     """Experiments by resource name."""
     await_ready: NotRequired[bool]

@@ -21,16 +21,26 @@ from pulumi.provider.server import ComponentInitError, ProviderServicer
 from pulumi.runtime import proto, rpc
 from pulumi.runtime.proto import provider_pb2_grpc
 
+from dsec_components.budget import Budget
 from dsec_components.common import PACKAGE
 from dsec_components.experiment import Experiment
 from dsec_components.guard import KubernetesCluster, RefusedError, check
-from dsec_components.node_pool import OnPremNodePool
+from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool
 from dsec_components.platform import Platform
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
 from dsec_components.tenant import Tenant
 
-COMPONENTS = [Runtime, OnPremNodePool, Tenant, ImageRegistry, Experiment, Platform]
+COMPONENTS = [
+    Runtime,
+    OnPremNodePool,
+    CloudBurstNodePool,
+    Tenant,
+    Budget,
+    ImageRegistry,
+    Experiment,
+    Platform,
+]
 VERSION = "0.1.0"
 
 

@@ -5,11 +5,19 @@ from typing import Any
 import pulumi
 from dsec.api.config import Deletion, PlatformConfig
 
-from dsec_components.args import ExperimentArgs, PlatformArgs, RuntimeArgs, Wait
+from dsec_components.args import (
+    BudgetArgs,
+    ExperimentArgs,
+    PlatformArgs,
+    PlatformBudget,
+    RuntimeArgs,
+    Wait,
+)
+from dsec_components.budget import Budget
 from dsec_components.common import Component
 from dsec_components.experiment import Experiment
 from dsec_components.guard import DeletionGuard
-from dsec_components.node_pool import OnPremNodePool
+from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool, buys
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
 from dsec_components.tenant import Tenant
@@ -57,8 +65,9 @@ class Platform(Component):
                 )
             )
         for pool, pool_spec in args.get("pools", {}).items():
+            kind = CloudBurstNodePool if buys(pool_spec) else OnPremNodePool
             made.append(
-                OnPremNodePool(
+                kind(
                     f"{name}-{pool}",
                     {"spec": pool_spec, "pool_name": pool, "labels": labels},
                     after,
@@ -72,6 +81,8 @@ class Platform(Component):
                     self._child(depends_on=list(made)),
                 )
             )
+        for budget, limit in args.get("budgets", {}).items():
+            made.append(self._budget(budget, limit, runtime, args, list(made)))
         ground = self._child(depends_on=list(made))
         for experiment, one in args.get("experiments", {}).items():
             inputs: ExperimentArgs = {"project": one["project"], "labels": labels}
@@ -101,6 +112,25 @@ class Platform(Component):
                 "api_key": self.api_key,
             }
         )
+
+    def _budget(
+        self,
+        name: str,
+        limit: PlatformBudget,
+        runtime: Runtime,
+        args: PlatformArgs,
+        before: list[pulumi.Resource],
+    ) -> Budget:
+        """Create a budget before any experiment could spend it."""
+        inputs: BudgetArgs = {
+            "spec": limit["spec"],
+            "budget_name": name,
+            "namespace": runtime.namespace,
+            "labels": args.get("labels", {}),
+        }
+        if "project" in limit:
+            inputs["project"] = limit["project"]
+        return Budget(f"{self._name_prefix}-{name}-budget", inputs, self._child(depends_on=before))
 
 
 def _runtime(args: PlatformArgs) -> RuntimeArgs:

@@ -4,15 +4,32 @@ from typing import TypedDict
 
 import pulumi
 import pulumi_kubernetes as k8s
-from dsec.api.config import Deletion, Exposure, ImagesConfig, PlatformConfig, Profile, RegistryTls
+from dsec.api.config import (
+    Deletion,
+    Exposure,
+    ImagesConfig,
+    PlatformConfig,
+    Profile,
+    PrometheusConfig,
+    RegistryTls,
+)
 
 from dsec_components.access import Access
 from dsec_components.admission import Admission
 from dsec_components.agents import Agents
-from dsec_components.args import AgentPart, GatewayPart, ObjectStore, RuntimeArgs, ServerPart
+from dsec_components.args import (
+    AgentPart,
+    GatewayPart,
+    ObjectStore,
+    RuntimeArgs,
+    Scaling,
+    ServerPart,
+)
 from dsec_components.common import Component, Placed, merged_labels, meta
 from dsec_components.definitions import Definitions
 from dsec_components.network import NetworkRules
+from dsec_components.node_pool import buys
+from dsec_components.prometheus import PrometheusServer, address
 from dsec_components.servers import Controllers, Gateways, ServerArgs
 from dsec_components.settings import Settings
 
@@ -48,9 +65,15 @@ class Runtime(Component):
         settings = self._settings(args, inside)
         rules = NetworkRules(
             f"{name}-network",
-            {**inside, "cluster_networks": args.get("cluster_networks") or ["0.0.0.0/0"]},
+            {
+                **inside,
+                "cluster_networks": _networks(args),
+                "prometheus": _has_prometheus(args),
+            },
             self._child(),
         )
+        if _has_prometheus(args):
+            self._prometheus(args, inside, rules)
         before = self._child(depends_on=[definitions, access, settings, rules])
         gateway_part: GatewayPart = args.get("gateway", {})
         sizes = _sizes(args)
@@ -109,7 +132,7 @@ class Runtime(Component):
             "logLevel": args.get("log_level", "info"),
             "presets": args.get("presets", {}),
             "scheduling": args.get("scheduling", {}),
-            "scaling": args.get("scaling", {}),
+            "scaling": self._scaling(args),
             "suppliers": args.get("suppliers", {}),
             "objectStore": {
                 "endpoint": store.get("endpoint", ""),
@@ -165,7 +188,10 @@ class Runtime(Component):
                 "state_dir": part.get("state_dir") or "/var/lib/dsec",
                 "cgroup": part.get("cgroup") or "/dsec",
                 "node_selector": part.get("node_selector") or {},
-                "pools": args.get("pools", {}),
+                # bought nodes join by themselves: no kubelet starts their agents
+                "pools": {
+                    pool: spec for pool, spec in args.get("pools", {}).items() if not buys(spec)
+                },
                 "max_unavailable": part.get("max_unavailable") or 1,
                 "gateway_address": gateways.service_address,
                 **_registry(args),
@@ -175,6 +201,42 @@ class Runtime(Component):
             },
             self._child(depends_on=[gateways]),
         )
+
+    def _scaling(self, args: RuntimeArgs) -> Scaling:
+        told: Scaling = {**args.get("scaling", {})}
+        if _has_prometheus(args) and not told.get("prometheus"):
+            told["prometheus"] = address(self.namespace)
+        return told
+
+    def _prometheus(self, args: RuntimeArgs, inside: Placed, rules: NetworkRules) -> None:
+        part, usual = args.get("prometheus", {}), PrometheusConfig()
+        image = part.get("image")
+        if not image:
+            raise pulumi.InputPropertyError("prometheus.image", "must name an image: it is enabled")
+        PrometheusServer(
+            f"{self._name_prefix}-prometheus",
+            {
+                **inside,
+                "image": image,
+                "pull_policy": args["images"].get("pull_policy", "IfNotPresent"),
+                "scrape_seconds": int(part.get("scrape_seconds") or usual.scrape_seconds),
+                "retention_hours": int(part.get("retention_hours") or usual.retention_hours),
+                "disk_bytes": part.get("disk_bytes") or usual.disk_bytes,
+                "cpu_milli": part.get("cpu_milli") or usual.cpu_milli,
+                "memory_bytes": part.get("memory_bytes") or usual.memory_bytes,
+                "cluster_networks": _networks(args),
+                "await_ready": args.get("await_ready", True),
+            },
+            self._child(depends_on=[rules]),
+        )
+
+
+def _has_prometheus(args: RuntimeArgs) -> bool:
+    return bool(args.get("prometheus", {}).get("enabled"))
+
+
+def _networks(args: RuntimeArgs) -> list[str]:
+    return args.get("cluster_networks") or ["0.0.0.0/0"]
 
 
 def _sizes(args: RuntimeArgs) -> PlatformConfig:

@@ -84,7 +84,7 @@ class Settings(Component):
             )
         # pods roll when what they read at start changes; a digest gives nothing away
         self._digest = pulumi.Output.unsecret(
-            pulumi.Output.all(text, material, *store.values()).apply(_digest)
+            pulumi.Output.all(text, material, *store.values()).apply(digest_of)
         )
         self.register_outputs({"ca_certificate": self.ca_certificate, "api_key": self.api_key})
 
@@ -139,7 +139,8 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _digest(values: list[Any]) -> str:
+def digest_of(values: Any) -> str:
+    """Return a digest of plain data; pods that carry it roll when the data changes."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -47,11 +47,12 @@ _SEVERITY: Mapping[str, Severity] = {
     "replicas": Severity.MEDIUM,
     "elasticity": Severity.MEDIUM,
     "scaling": Severity.MEDIUM,
+    "spending": Severity.MEDIUM,
     "labels": Severity.LOW,
 }
 
-_ADVISORY = frozenset({"digests"})
-"""Accepted and said: the control plane pins a tag to its digest at submission."""
+_ADVISORY = frozenset({"digests", "spending"})
+"""Accepted and said: a tag is pinned to its digest at submission, and a pool may have a Budget."""
 
 
 def policies() -> list[ResourceValidationPolicy]:

@@ -12,9 +12,10 @@ from conftest import Run, is_secret, plain
 from dsec.agent.config import load
 from dsec.api.config import Deletion, Exposure
 from dsec.api.nodes import AgentSettings
+from dsec_components.budget import Budget
 from dsec_components.experiment import Experiment
 from dsec_components.host import COMPONENTS
-from dsec_components.node_pool import OnPremNodePool
+from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool
 from dsec_components.platform import Platform
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
@@ -27,12 +28,28 @@ SPEC = {
         {"name": "w", "image": "i:1", "resources": {"cpu_milli": 100, "memory_bytes": 1 << 26}}
     ]
 }
+BURST = {
+    "supplier": "simulated",
+    "max_nodes": 4,
+    "max_cost_per_hour": "12.50",
+    "offerings": [
+        {
+            "instance_type": "m7i.8xlarge",
+            "markets": ["spot", "on-demand"],
+            "cpu_milli": 32_000,
+            "memory_bytes": 128 << 30,
+        }
+    ],
+}
+MONTH = {"limit": "500", "currency": "EUR", "period": {"every": "month"}}
 ARGS: dict[type[pulumi.ComponentResource], Callable[[str], dict[str, Any]]] = {
     Runtime: lambda _: {
         "images": IMAGES,
         "object_store": {"endpoint": "http://s3:1", "access_key": "ak-id", "secret_key": "sk-val"},
     },
     OnPremNodePool: lambda _: {"spec": {"kind": "cpu", "labels": {"region": "r"}}},
+    CloudBurstNodePool: lambda _: {"spec": {"kind": "cpu", "scaling": BURST}},
+    Budget: lambda _: {"project": "demo", "spec": MONTH},
     Tenant: lambda n: {
         "spec": {"projects": [f"{n}-a", f"{n}-b"], "quota": {"nominal": {"cpu_milli": 4000}}},
         "editors": ["ada", "group:team"],
@@ -43,8 +60,13 @@ ARGS: dict[type[pulumi.ComponentResource], Callable[[str], dict[str, Any]]] = {
         "images": IMAGES,
         "kubeconfig": "apiVersion: v1",
         "registry": {"host": "r:5000"},
-        "pools": {"cpu": {}},
+        "pools": {"cpu": {}, "burst": {"scaling": BURST}},
         "tenants": {"demo": {"projects": ["demo"]}},
+        "budgets": {
+            "month": {"project": "demo", "spec": MONTH},
+            "burst": {"spec": MONTH | {"scope": "pool", "target": "burst"}},
+        },
+        "prometheus": {"enabled": True, "image": "registry/prometheus:1"},
         "experiments": {"one": {"project": "demo", "spec": SPEC}},
     },
 }

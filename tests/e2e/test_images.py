@@ -37,6 +37,7 @@ PROGRAMS = "crun runc skopeo nft ip mkfs.ext4 mkfs.erofs tar dsec-init"
 CASES = {
     "runtime": ("dsec version && id -u && touch /opt/dsec/x", "65532"),
     "agent": (f"dsec version; for p in {PROGRAMS}; do command -v $p; done; crun --version", "crun"),
+    "prometheus": ("prometheus --version && id -u", "65532"),
     "sandbox-base": ("cat /workspace/README.md && python3 -c 'print(6 * 7)'", "42"),
 }
 

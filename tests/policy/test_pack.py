@@ -127,6 +127,25 @@ def test_a_pool_that_may_lose_every_node_is_reported() -> None:
     assert run("dsec-scaling", {}, kind=POOL_TYPE) == []
 
 
+def test_a_window_without_any_node_is_reported() -> None:
+    """ELAS-18: no schedule asks for nothing at all."""
+    window = {"start": "20:00", "end": "06:00", "minNodes": 0.0, "maxNodes": 0.0}
+    asked = {"scaling": {"maxNodes": 5.0, "schedule": [window]}}
+    (one,) = run("dsec-scaling", asked, kind=POOL_TYPE)
+    assert one.endswith("(spec.scaling.schedule[0].maxNodes)")
+
+
+def test_nodes_at_any_price_are_told_and_stop_nothing() -> None:
+    """A budget may bound them; own machines are not bought, and no node costs nothing."""
+    asked = {"supplier": "aws", "maxNodes": 40.0}
+    (one,) = run("dsec-spending", {"scaling": asked}, kind=POOL_TYPE)
+    assert "it may have 40 bought nodes at once, at any price (rule spending)" in one
+    assert one.endswith("(spec.scaling.maxCostPerHour)")
+    assert PACK["dsec-spending"].enforcement_level is EnforcementLevel.ADVISORY
+    for bound in ({"maxCostPerHour": "60"}, {"supplier": "onprem"}, {"maxNodes": 0.0}):
+        assert run("dsec-spending", {"scaling": asked | bound}, kind=POOL_TYPE) == []
+
+
 UNKNOWN = [
     ("dsec-limits", {"roles": [ROLE | {"resources": {"cpuMilli": UNKNOWN_NUMBER_VALUE}}]}),
     ("dsec-digests", role(image=UNKNOWN_STRING_VALUE)),
@@ -140,6 +159,7 @@ UNKNOWN = [
     ("dsec-residency", {"residency": [UNKNOWN_STRING_VALUE]}),
     ("dsec-labels", {"labels": UNKNOWN_OBJECT_VALUE}),
     ("dsec-scaling", {"scaling": {"maxNodes": UNKNOWN_NUMBER_VALUE}}),
+    ("dsec-spending", {"scaling": {"supplier": "aws", "maxNodes": UNKNOWN_NUMBER_VALUE}}),
 ]
 
 
@@ -204,14 +224,14 @@ def test_other_resources_are_left_alone(policy: str) -> None:
 
 
 def test_metadata_for_reviewers() -> None:
-    """Severity, remedy and description of every policy; moving tags only advise."""
+    """Severity, remedy and description; moving tags and nodes at any price only advise."""
     for name, one in PACK.items():
         assert one.severity
         assert one.remediation_steps
         assert one.description.startswith(
             "Node pools must " if name in KINDS else "Experiments must "
         )
-        advisory = name == "dsec-digests"
+        advisory = name in {"dsec-digests", "dsec-spending"}
         assert (one.enforcement_level is EnforcementLevel.ADVISORY) == advisory
 
 
@@ -235,5 +255,5 @@ def test_importing_returns_at_once() -> None:
         timeout=30,
         check=True,
     )
-    assert done.stdout.strip() == "12"
+    assert done.stdout.strip() == "13"
     assert all(isinstance(one, ResourceValidationPolicy) for one in PACK.values())

@@ -40,7 +40,8 @@ CHANGES = [
     ("runtime/init/src/main.rs", {"agent"}),
     ("runtime/init/bootstrap.sh", {"sandbox-base"}),
     ("images/pause/Containerfile", {"pause"}),
-    ("images/base/Containerfile", {"base", "runtime", "agent"}),
+    ("images/base/Containerfile", {"base", "runtime", "agent", "prometheus"}),
+    ("images/prometheus/Containerfile", {"prometheus"}),
     ("images/sandbox-base/Containerfile", {"sandbox-base"}),
 ]
 
@@ -67,9 +68,11 @@ def test_byte_code_and_hidden_files_change_nothing(tree: Path) -> None:
 
 
 def test_another_base_makes_other_images(tree: Path) -> None:
-    """The base is part of what runtime and agent are; the others have none."""
+    """The base is part of what is built on it; the others have none."""
     built, public = digests(tree), digests(tree, "python:3.11-slim")
-    assert {name for name in NAMES if built[name] != public[name]} == {"runtime", "agent"}
+    assert {name for name in NAMES if built[name] != public[name]} == {
+        *("runtime", "agent", "prometheus")
+    }
 
 
 def test_an_unknown_image_is_named_with_what_there_is(tree: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from dsec.api.base import Model
+from dsec.api.budget import BudgetScope, BudgetSpec
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.fields import to_wire
 from dsec.api.meta import DnsName, Labels, Word
@@ -195,6 +196,39 @@ class ScalingConfig(Model):
     )
 
 
+class PrometheusConfig(Model):
+    """A small Prometheus server of the platform's own: what elastic roles may ask."""
+
+    enabled: bool = Field(
+        default=False, description="Run it; where scaling.prometheus is empty, it is asked."
+    )
+    image: Word = Field(default="", description="Image with /bin/prometheus; needed to run it.")
+    scrape_seconds: Annotated[int, Field(ge=5, le=300)] = Field(
+        default=15, description="Time from one scrape of the platform's pods to the next."
+    )
+    retention_hours: Annotated[int, Field(ge=1, le=8784)] = Field(
+        default=24, description="How long samples are kept; a new pod has none."
+    )
+    disk_bytes: Annotated[int, Field(ge=64 << 20)] = Field(
+        default=1 << 30, description="Room for samples on its node, in bytes."
+    )
+    cpu_milli: Annotated[int, Field(ge=1)] = Field(default=50, description="CPU request.")
+    memory_bytes: Annotated[int, Field(ge=32 << 20)] = Field(
+        default=256 << 20, description="Memory request and limit, in bytes."
+    )
+
+
+class BudgetConfig(Model):
+    """A budget that the stack sets."""
+
+    project: DnsName | None = Field(
+        default=None,
+        description="Whose spending it limits, with scope project or task; unset: it limits an "
+        "account or a pool, and lies in the namespace of the platform.",
+    )
+    spec: BudgetSpec = Field(description="Limit, period, levels.")
+
+
 class ExperimentConfig(Model):
     """An experiment that lives and dies with the stack: spec or document, exactly one."""
 
@@ -233,6 +267,7 @@ class PlatformConfig(Model):
     experiments: dict[DnsName, ExperimentConfig] = Field(
         default={}, description="Experiments by resource name."
     )
+    budgets: dict[DnsName, BudgetConfig] = Field(default={}, description="Budgets by name.")
     presets: dict[str, Word] = Field(
         default={}, description="Preset per conflict for every tenant that names none."
     )
@@ -241,6 +276,9 @@ class PlatformConfig(Model):
     )
     scaling: ScalingConfig = Field(
         default=ScalingConfig(), description="Switches of elasticity, and its metrics."
+    )
+    prometheus: PrometheusConfig = Field(
+        default=PrometheusConfig(), description="The platform's own metrics server; off unless set."
     )
     suppliers: SuppliersConfig = Field(
         default=SuppliersConfig(), description="Who gives nodes: own, AWS, simulated."
@@ -264,6 +302,7 @@ _MAPS: Mapping[str, type[BaseModel]] = {
     "pools": SandboxNodePoolSpec,
     "tenants": TenantSpec,
     "experiments": ExperimentConfig,
+    "budgets": BudgetConfig,
 }
 
 
@@ -311,16 +350,48 @@ def _across(config: PlatformConfig) -> list[Mistake]:
             path, most = f"pools.{pool}.placement.watermarks.safePercent", marks.limit_percent
             rule = f"at most limitPercent ({most})"
             found.append(Mistake(path, marks.safe_percent, rule, f"must be {rule}"))
+    if config.prometheus.enabled and not config.prometheus.image:
+        rule = "the name of an image"
+        found.append(Mistake("prometheus.image", "", rule, f"must be {rule}: it is enabled"))
+    for name, budget in config.budgets.items():
+        found += _misplaced(config, budget, owners, f"budgets.{name}")
     for name, one in config.experiments.items():
-        path = f"experiments.{name}"
-        if (one.spec is None) == (one.document is None):
-            rule = "exactly one of spec and document"
-            found.append(Mistake(path, None, rule, f"must have {rule}"))
-        if one.project not in owners:
-            known = ", ".join(sorted(owners)) or "none is declared"
-            message = f"no tenant has the project {one.project}; projects: {known}"
-            found.append(Mistake(f"{path}.project", one.project, known, message))
+        found += _homeless(one, owners, f"experiments.{name}")
     return found
+
+
+def _homeless(one: ExperimentConfig, owners: Mapping[str, str], path: str) -> list[Mistake]:
+    """Find an experiment that says nothing, says it twice, or runs where nobody is at home."""
+    found = []
+    if (one.spec is None) == (one.document is None):
+        rule = "exactly one of spec and document"
+        found.append(Mistake(path, None, rule, f"must have {rule}"))
+    if one.project not in owners:
+        known = ", ".join(sorted(owners)) or "none is declared"
+        message = f"no tenant has the project {one.project}; projects: {known}"
+        found.append(Mistake(f"{path}.project", one.project, known, message))
+    return found
+
+
+def _misplaced(
+    config: PlatformConfig, budget: BudgetConfig, owners: Mapping[str, str], path: str
+) -> list[Mistake]:
+    """Find where a budget limits what is not there, or lies where it must not."""
+    scope, target = budget.spec.scope, budget.spec.target
+    if scope in {BudgetScope.PROJECT, BudgetScope.TASK}:
+        if budget.project in owners:
+            return []
+        known = ", ".join(sorted(owners)) or "none is declared"
+        rule = f"a budget of scope {scope} names its project; projects: {known}"
+        return [Mistake(f"{path}.project", budget.project, known, rule)]
+    if budget.project is not None:
+        rule = f"a budget of scope {scope} is the platform's: no project sets it"
+        return [Mistake(f"{path}.project", budget.project, "unset", rule)]
+    named = config.pools if scope is BudgetScope.POOL else config.tenants
+    if target in named:
+        return []
+    known = ", ".join(sorted(named)) or "none is declared"
+    return [Mistake(f"{path}.spec.target", target, known, f"no such {scope}; known: {known}")]
 
 
 def _unknown_pools(config: PlatformConfig, pools: list[DnsName], path: str) -> list[Mistake]:

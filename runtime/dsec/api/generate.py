@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dsec.api.budget import BudgetSpec
 from dsec.api.crds import definitions
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.nodes import SandboxImageSpec, SandboxNodePoolSpec
@@ -30,6 +31,7 @@ COMPONENT_MODELS: tuple[type[BaseModel], ...] = (
     TenantSpec,
     SandboxNodePoolSpec,
     SandboxImageSpec,
+    BudgetSpec,
 )
 """Models that stacks write through components."""
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx2
 
 import dsec
-from dsec.local.images_context import build_context, inputs_digest
+from dsec.local.images_context import ON_BASE, build_context, inputs_digest
 from dsec.local.processes import LocalError, RunDirectory
 from dsec.local.toolchain_table import Places
 
-CLUSTER_IMAGES = ("pause", "runtime", "agent", "sandbox-base")
+CLUSTER_IMAGES = ("pause", "runtime", "agent", "sandbox-base", "prometheus")
 """What a local cluster needs in its registry."""
 
 BUILT_BASE = "built"
@@ -168,7 +168,7 @@ def _building() -> Iterator[_Work]:
 def _build_one(work: _Work, name: str, base: str, registry: str, tagged: str) -> None:
     tree = source_tree()
     arguments = []
-    if name in {"runtime", "agent"}:
+    if name in ON_BASE:
         arguments = ["--build-arg", f"BASE={_ensure_base(work, tree, base)}"]
     context = work.cache / "contexts" / name
     shutil.rmtree(context, ignore_errors=True)

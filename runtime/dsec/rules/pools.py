@@ -13,6 +13,8 @@ from dsec.rules.model import Finding, Rule, Severity, Subject, each, get, number
 MOST_STEPS = 100_000
 """Sums of node sizes that are tried; finer limits are not looked at."""
 CORE = 1000
+OWN = "onprem"
+"""The supplier of machines that are there already."""
 
 
 def scaling(subject: Subject) -> Iterator[Finding]:
@@ -40,7 +42,10 @@ def _bounds(subject: Subject, asked: Any) -> Iterator[Finding]:
     for at, window in each(asked, "schedule"):
         low, high = number(get(window, "minNodes")), number(get(window, "maxNodes"))
         low, high = least if low is None else low, most if high is None else high
-        if high < low:
+        if high == 0:
+            path = f"spec.scaling.schedule[{at}].maxNodes"
+            yield _breach(subject, path, "a window of its schedule leaves no node", value=high)
+        elif high < low:
             path = f"spec.scaling.schedule[{at}].maxNodes"
             what = f"in a window its maxNodes {high} is below its minNodes {low}"
             yield _breach(subject, path, what, value=high)
@@ -105,6 +110,19 @@ def reachable(limit: int, sizes: Sequence[int]) -> int | None:
     return (sums.bit_length() - 1) * step
 
 
+def spending(subject: Subject) -> Iterator[Finding]:
+    """Whatever a pool may buy has a price that somebody chose as the most."""
+    asked = get(subject.spec, "scaling")
+    most = number(get(asked, "maxNodes")) or 0
+    if asked is None or (get(asked, "supplier") or OWN) == OWN or most == 0:
+        return
+    if get(asked, "maxCostPerHour") is None:
+        what = f"it may have {most} bought nodes at once, at any price"
+        message = f"The {subject} must {SPENDING.must}: {what} (rule {SPENDING.name})."
+        path = "spec.scaling.maxCostPerHour"
+        yield Finding(SPENDING.name, path, message, SPENDING.remedy, Severity.WARNING)
+
+
 def _breach(
     subject: Subject,
     path: str,
@@ -127,5 +145,14 @@ SCALING = Rule(
     scaling,
 )
 
-POOL_RULES: tuple[Rule, ...] = (SCALING,)
+SPENDING = Rule(
+    "spending",
+    "say what its bought nodes may cost in an hour",
+    "Budgets bound what work may spend; a limit of the pool itself holds whoever asks for nodes, "
+    "and when a budget is wrong.",
+    "Set maxCostPerHour, or be sure that a Budget of scope pool or account limits it.",
+    spending,
+)
+
+POOL_RULES: tuple[Rule, ...] = (SCALING, SPENDING)
 """Every rule, in the order in which findings are shown."""

@@ -32,8 +32,10 @@ from dsec.api.wire import (
     NodeInventory,
     NodeNotice,
     NodeState,
+    NodeUse,
     RunUntilAnswer,
     RunUntilCall,
+    SandboxUse,
 )
 from dsec.journal.denials import Denials
 from dsec.world.clock import Clock, Randomness
@@ -291,6 +293,24 @@ class Agent:
         state.run_until, state.ending = self.deadline.run_until, self.wind_down.ending
         state.notices = list(self.notices.values())
         return state
+
+    async def use(self) -> NodeUse:
+        """Return what every live sandbox has used, and when it last gave a sign of life."""
+        live = {entry.spec.identity.id: entry.status for entry in self.core if entry.live}
+        used = await self.substrate.cpu_seconds(list(live))
+        return NodeUse(
+            node=self.config.node_name,
+            utc=self.clock.now(),
+            sandboxes={
+                name: SandboxUse(
+                    state=status.state,
+                    running_since=status.times.get(S.RUNNING),
+                    last_heartbeat=status.last_heartbeat,
+                    cpu_seconds=used.get(name),
+                )
+                for name, status in live.items()
+            },
+        )
 
     def extend(self, call: RunUntilCall) -> RunUntilAnswer:
         """Move the node's own end, on disk before this returns, unless it winds down already.

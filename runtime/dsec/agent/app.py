@@ -110,6 +110,7 @@ def make_app(nodes: Nodes) -> Starlette:
     return Starlette(
         routes=[
             at("state", "GET", _state),
+            at("use", "GET", _use),
             at("sandboxes", "POST", _create),
             at("stop", "POST", _stop),
             at("ack", "POST", _ack),
@@ -135,6 +136,10 @@ async def _state(request: Request, node: Node) -> Response:
         since = -1
     state = await agent.state(int(since), wait, beat)
     return _json(state)
+
+
+async def _use(_: Request, node: Node) -> Response:
+    return _json(await node.agent.use())
 
 
 async def _create(request: Request, node: Node) -> Response:

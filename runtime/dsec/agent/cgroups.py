@@ -289,24 +289,28 @@ class SandboxCgroups:
         if self.hierarchies.version == 1:
             kills = counters(_read(memory / "memory.oom_control")).get("oom_kill", 0)
             peak = _number(memory / "memory.max_usage_in_bytes")
-            used = _number(
-                (self.user_directory("cpuacct", sandbox) or Path("/nonexistent")) / "cpuacct.usage"
-            )
-            seconds = None if used is None else used / 1e9
         else:
             kills = counters(_read(memory / "memory.events")).get("oom_kill", 0)
             peak = _number(memory / "memory.peak")
-            used = counters(_read(pids / "cpu.stat")).get("usage_usec")
-            seconds = None if used is None else used / 1e6
         return Evidence(
             oom_kills=kills,
             memory_peak_bytes=peak,
             memory_limit_bytes=resources.memory_bytes,
             pids_max_hits=hits,
             pids_peak=_number(pids / "pids.peak"),
-            cpu_seconds=seconds,
+            cpu_seconds=self.cpu_seconds(sandbox),
             cgroup=f"/{self.parent}/{sandbox}",
         )
+
+    def cpu_seconds(self, sandbox: str) -> float | None:
+        """Return the CPU time that its commands have used; None where the kernel does not count."""
+        if self.hierarchies.version == 1:
+            directory = self.user_directory("cpuacct", sandbox) or Path("/nonexistent")
+            used, unit = _number(directory / "cpuacct.usage"), 1e9
+        else:
+            stat = _read(self.leaf_parent(sandbox) / "cpu.stat")
+            used, unit = counters(stat).get("usage_usec"), 1e6
+        return None if used is None else used / unit
 
     def remove(self, sandbox: str) -> None:
         """Kill what lives, thaw, wait, remove the groups. Idempotent; blocks.

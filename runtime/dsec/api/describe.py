@@ -1,7 +1,7 @@
 """An experiment in words: what was asked, what is, why it waits, what was decided for it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from dsec.api.decisions import SandboxDecision
 from dsec.api.elastic_status import Growth
 from dsec.api.experiment import Role
 from dsec.api.meta import ConditionStatus, condition_of
+from dsec.api.reaping import Mark
 from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxState, SandboxStatus
 from dsec.api.status import ExperimentCondition, RoleStatus
@@ -48,11 +49,12 @@ def describe(
     now: datetime,
     sandboxes: Sequence[SandboxStatus] = (),
     decisions: Mapping[str, SandboxDecision] | None = None,
+    marks: Mapping[str, Mark] | None = None,
 ) -> Description:
     """Describe an experiment from its record and, where known, its live sandboxes.
 
     Empty sections are left out. `now` (UTC) turns times into ages. `decisions`: the newest one
-    about a sandbox of each role.
+    about a sandbox of each role. `marks`: what the reaper knows, by sandbox.
     """
     sections = [
         Section(title="Asked", lines=list(_asked(record))),
@@ -60,6 +62,7 @@ def describe(
         Section(title="Scaling", lines=list(_scaling(record, now))),
         Section(title="Waits", lines=list(_waits(record))),
         Section(title="Placed", lines=list(_placed(record, sandboxes))),
+        Section(title="Recycling", lines=list(_recycling(record, sandboxes, marks or {}))),
         Section(title="Decisions", lines=list(_decisions(decisions or {}))),
         Section(title="Stages", lines=list(_stages(record, now))),
         Section(title="Conditions", lines=list(_conditions(record, now))),
@@ -211,6 +214,24 @@ def _placed(record: Experiment, sandboxes: Sequence[SandboxStatus]) -> Iterable[
         }
         text = ", ".join(f"{count} {role}" for role, count in by_role.items())
         yield Line(name=node or "no node yet", text=text)
+
+
+def _recycling(
+    record: Experiment, sandboxes: Sequence[SandboxStatus], marks: Mapping[str, Mark]
+) -> Iterable[Line]:
+    """Say which sandboxes are about to be ended as of no use, and which somebody extended."""
+    for one in sandboxes:
+        mark = marks.get(one.identity.id)
+        if mark is None or one.identity.experiment != record.metadata.name:
+            continue
+        if mark.finding is not None and mark.due is not None:
+            due = datetime.fromtimestamp(mark.due, UTC).isoformat(timespec="seconds")
+            text = f"{mark.finding.value}: ends at {due}, unless `dsec extend {one.identity.id}`"
+            yield Line(name=one.identity.id, text=text)
+        elif mark.extended_until is not None:
+            until = datetime.fromtimestamp(mark.extended_until, UTC).isoformat(timespec="seconds")
+            text = f"extended until {until} by {mark.extended_by or 'a user'}"
+            yield Line(name=one.identity.id, text=text)
 
 
 def _decisions(decisions: Mapping[str, SandboxDecision]) -> Iterable[Line]:

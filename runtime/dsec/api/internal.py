@@ -1,5 +1,7 @@
 """Messages of the controller's internal API, which only gateways call."""
 
+from datetime import datetime
+
 from pydantic import Field
 
 from dsec.api.base import WireModel
@@ -84,6 +86,22 @@ class EndCall(WireModel):
     ids: list[str] = Field(min_length=1, max_length=10_000)
     reason: EndReason = EndReason.STOPPED
     message: str = ""
+
+
+class ExtendAsk(WireModel):
+    """Let the reaper leave a sandbox alone for a while."""
+
+    project: str
+    id: str
+    seconds: float = Field(gt=0)
+    user: str = ""
+
+
+class ExtendOutcome(WireModel):
+    """`known` False: the project has no such sandbox that lives."""
+
+    known: bool = True
+    until: datetime | None = None
 
 
 class EndOutcome(WireModel):

@@ -188,6 +188,23 @@ class NodeState(WireModel):
     notices: list[NodeNotice] = []
 
 
+class SandboxUse(WireModel):
+    """What a patrol wants to know of one sandbox beside its record."""
+
+    state: SandboxState
+    running_since: datetime | None = None
+    last_heartbeat: datetime | None = None
+    cpu_seconds: float | None = Field(default=None, description="Used so far; unset: not counted.")
+
+
+class NodeUse(WireModel):
+    """Every live sandbox of a node as it is now. `utc` is the node's own time."""
+
+    node: str
+    utc: datetime
+    sandboxes: dict[str, SandboxUse] = {}
+
+
 class JournalRow(WireModel):
     """One row of history. Consumers de-duplicate by (node, boot_id, seq), never order by time."""
 

@@ -28,6 +28,25 @@ def logs(
         note(f"{end.dropped_bytes} bytes of older output were not kept")
 
 
+def extend(
+    sandbox: SandboxId,
+    span: Annotated[
+        str, typer.Option("--for", help="How long from now, for example 30m, 24h; at most 7d.")
+    ] = "24h",
+    project: ProjectOption = "",
+) -> None:
+    """Keep a sandbox for a while that is idle, silent or paused, and would be ended for that."""
+    from dsec.api.units import UnitError, seconds
+
+    try:
+        asked = seconds(span)
+    except UnitError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--for") from problem
+    with client(project) as dsec:
+        kept = dsec.extend(sandbox, seconds=asked)
+    print(f"sandbox {kept.id} is left alone until {kept.until.isoformat(timespec='seconds')}")
+
+
 def exec_(
     sandbox: SandboxId,
     command: Annotated[list[str], typer.Argument(help="Command, after --.", show_default=False)],

@@ -16,6 +16,7 @@ from dsec.api.frames import (
     FrameType,
     encode_request,
 )
+from dsec.api.reaping import ExtendCall, Extension
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.wire import CreateBatch, KeyedAnswer, KeyedAnswers, KeyedCreate
 from dsec.client._caller import Caller
@@ -148,6 +149,17 @@ class SandboxVerbs(Caller):
     async def stop(self, sandbox_id: str) -> None:
         """End one sandbox. Repeating it changes nothing."""
         await self._transport.call("DELETE", self._at("sandboxes", sandbox_id))
+
+    async def extend(self, sandbox_id: str, *, seconds: float) -> Extension:
+        """Let a sandbox be for so long from now, whatever the reaper finds; at most 7 days."""
+        body = checked(ExtendCall, seconds=seconds)
+        response = await self._transport.call(
+            "POST",
+            self._at("sandboxes", sandbox_id, "extend"),
+            content=body.model_dump_json(by_alias=True).encode(),
+            repeatable=True,
+        )
+        return parse(Extension, response.content)
 
     async def exec(
         self,

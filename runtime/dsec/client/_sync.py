@@ -15,6 +15,7 @@ import httpx2
 
 from dsec.api.decisions import SandboxDecision
 from dsec.api.frames import Frame
+from dsec.api.reaping import Extension
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxStatus
 from dsec.api.taskqueue import PutAnswer, QueueStatus, ReceiptsAnswer
 from dsec.api.wire import KeyedAnswer
@@ -355,6 +356,10 @@ class Client:
                 timeout_seconds=timeout_seconds,
             )
         )
+
+    def extend(self, sandbox_id: str, *, seconds: float) -> Extension:
+        """Let a sandbox be for so long from now, whatever the reaper finds; at most 7 days."""
+        return self._wait(self._client.extend(sandbox_id, seconds=seconds))
 
     def logs(self, sandbox_id: str, *, follow: bool = False) -> Iterator[Frame]:
         """Yield the kept output of the main command, then new output while it runs, then END."""

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.base import WireModel
-from dsec.api.internal import CreatesCall, DumpCall, EndCall, LeaseCall
+from dsec.api.internal import CreatesCall, DumpCall, EndCall, ExtendAsk, LeaseCall
 from dsec.api.wire import ErrorBody
 from dsec.controllers.controller import Controller, NotLeadingError
 from dsec.controllers.keyed import CallInvalidError
@@ -45,6 +45,9 @@ def build_app(controller: Controller, secret: str) -> Starlette:
     async def end(request: Request) -> Response:
         return refused(request) or await _answer(request, EndCall, controller.end)
 
+    async def extend(request: Request) -> Response:
+        return refused(request) or await _answer(request, ExtendAsk, controller.extend)
+
     async def lease(request: Request) -> Response:
         return refused(request) or await _answer(request, LeaseCall, controller.lease)
 
@@ -58,6 +61,7 @@ def build_app(controller: Controller, secret: str) -> Starlette:
         routes=[
             Route("/internal/v1/creates", create, methods=["POST"]),
             Route("/internal/v1/end", end, methods=["POST"]),
+            Route("/internal/v1/extend", extend, methods=["POST"]),
             Route("/internal/v1/leases", lease, methods=["POST"]),
             Route("/internal/v1/dump", dump, methods=["POST"]),
             Route("/healthz", health),

@@ -16,6 +16,8 @@ from dsec.api.internal import (
     DumpCall,
     EndCall,
     EndOutcome,
+    ExtendAsk,
+    ExtendOutcome,
     LeaseAnswer,
     LeaseCall,
 )
@@ -127,6 +129,10 @@ class Controller:
     async def end(self, call: EndCall) -> EndOutcome:
         """End sandboxes of a project. Raises NotLeadingError."""
         return await self._leading().end(call)
+
+    async def extend(self, ask: ExtendAsk) -> ExtendOutcome:
+        """Have the reaper leave a sandbox alone. Raises NotLeadingError, ObjectStoreError."""
+        return await self._leading().reaper.extend(ask)
 
     async def lease(self, call: LeaseCall) -> LeaseAnswer:
         """Lend a gateway quota and keys. Raises NotLeadingError."""

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dsec.api.reaping import Finding
 from dsec.controllers.controller import Controller
 from dsec.controllers.displacer import HOW
 
@@ -43,6 +44,23 @@ def text(controller: Controller) -> bytes:
             registry=registry,
         )
         moved.inc(term.compacting.moved)
+        for name, about, counts in (
+            ("warned", "Sandboxes that the reaper has warned about.", term.reaper.warned),
+            ("caught", "Sandboxes that the reaper has ended.", term.reaper.caught),
+            (
+                "wasted_seconds",
+                "Seconds that those had held their room for nothing.",
+                term.reaper.wasted_seconds,
+            ),
+            (
+                "wasted_core_seconds",
+                "The same times the cores that they had booked.",
+                term.reaper.wasted_core_seconds,
+            ),
+        ):
+            counter = Counter(f"dsec_reaper_{name}", about, ["finding"], registry=registry)
+            for finding in Finding:
+                counter.labels(finding.value).inc(counts[finding])
         experiments = term.caches["Experiment"].all()
         gauge("experiments", "Experiments.", len(experiments))
     return generate_latest(registry)

@@ -26,6 +26,7 @@ from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
 from dsec.controllers.nodes import NodePools, Nodes, Traits
+from dsec.controllers.reaper import Reaper
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
@@ -233,6 +234,15 @@ class Term:
         self.caches["Tenant"].listen(lambda _: self._all("Experiment"))
         self.caches["SandboxNode"].listen(lambda _: self._all("SandboxNodePool"))
         self.caches["Tenant"].listen(lambda _: self.placer.kick())
+        self.reaper = Reaper(
+            bind_log,
+            world.objects,
+            self.fleet,
+            self.collector,
+            self.dispatcher,
+            clock,
+            history,
+        )
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -246,6 +256,7 @@ class Term:
             self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
             self._compact(),
+            self._reap(),
             self.leasing.run(),
             self._keep_house(),
             self._watch_failures(),
@@ -365,6 +376,12 @@ class Term:
         """Compact nodes once the records are known."""
         await self._synced()
         await self.compacting.run()
+
+    async def _reap(self) -> None:
+        """Patrol once the agents have been heard: who was not asked yet is not silent."""
+        await self._synced()
+        await self._heard()
+        await self.reaper.run()
 
     async def _forsake(self) -> None:
         """End what is left of experiments without a record, once all records are known."""

@@ -43,6 +43,7 @@ TABLE = (
     Api("GET", SANDBOX, sandboxes.read, "get", "sandboxes"),
     Api("GET", SANDBOX + "/decision", sandboxes.decision, "get", "sandboxes"),
     Api("DELETE", SANDBOX, sandboxes.delete, "delete", "sandboxes"),
+    Api("POST", SANDBOX + "/extend", sandboxes.extend, "update", "sandboxes"),
     Api("POST", SANDBOX + "/exec", proxy.run, "create", "sandboxes", "exec"),
     Api("GET", SANDBOX + "/logs", proxy.logs, "get", "sandboxes", "log"),
     Api("GET", "/v1/nodes", sandboxes.nodes, "list", "sandboxnodes"),

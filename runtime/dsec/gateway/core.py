@@ -29,6 +29,7 @@ from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter
 from dsec.journal.lanes import LanedReader
 from dsec.journal.queuelog import QueueLogs
+from dsec.journal.reaping import ReaperReader
 from dsec.journal.results import ResultReader
 from dsec.rules import Settings
 from dsec.world.cache import Cache, Key
@@ -90,6 +91,7 @@ class Gateway:
         self.views = Views(network, clock, LanedReader(objects), ResultReader(objects))
         self.placing = self._placing()
         self.decisions = DecisionReader(objects)
+        self.reaper = ReaperReader(objects, clock)
         self.audit = HistoryWriter(
             config.audit or objects,
             clock,

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from dsec.api.decisions import SandboxDecision
 from dsec.api.describe import describe as in_words
 from dsec.api.experiment import MAX_REPLICAS, ExperimentSpec
 from dsec.api.names import dns_name
+from dsec.api.reaping import Mark
 from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.status import Override, OverrideKind
@@ -154,8 +155,17 @@ async def describe(call: Call) -> Response:
         now=call.gateway.clock.now(),
         sandboxes=sandboxes,
         decisions=await _decisions(call, sandboxes),
+        marks=await _marks(call),
     )
     return JSONResponse(words.wire())
+
+
+async def _marks(call: Call) -> Mapping[str, Mark]:
+    """Return what the reaper knows; a description does not fail without it."""
+    try:
+        return await call.gateway.reaper.marks()
+    except ObjectStoreError:
+        return {}
 
 
 async def _decisions(call: Call, sandboxes: list[SandboxStatus]) -> dict[str, SandboxDecision]:

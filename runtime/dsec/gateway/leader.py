@@ -15,6 +15,8 @@ from dsec.api.internal import (
     DumpCall,
     EndCall,
     EndOutcome,
+    ExtendAsk,
+    ExtendOutcome,
     LeaseAnswer,
     LeaseCall,
 )
@@ -54,6 +56,10 @@ class Leader:
     async def end(self, call: EndCall) -> EndOutcome:
         """Have sandboxes ended. Raises ApiError."""
         return await self._call("/internal/v1/end", call, EndOutcome)
+
+    async def extend(self, ask: ExtendAsk) -> ExtendOutcome:
+        """Have a sandbox left alone by the reaper. Raises ApiError."""
+        return await self._call("/internal/v1/extend", ask, ExtendOutcome)
 
     async def lease(self, call: LeaseCall) -> LeaseAnswer:
         """Have quota and keys lent, or taken back. Raises ApiError."""

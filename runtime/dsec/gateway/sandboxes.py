@@ -4,7 +4,8 @@ from importlib.metadata import version as installed
 
 from starlette.responses import JSONResponse, Response
 
-from dsec.api.internal import CreatesCall, EndCall
+from dsec.api.internal import CreatesCall, EndCall, ExtendAsk
+from dsec.api.reaping import ExtendCall, Extension
 from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxState
 from dsec.api.wire import PROTOCOL, CreateBatch
@@ -108,6 +109,17 @@ async def delete(call: Call) -> Response:
     if not outcome.taken:
         raise away(f"the node of {sandbox} is silent; repeat the call")
     return JSONResponse({}, 202)
+
+
+async def extend(call: Call) -> Response:
+    """Let a sandbox be for so long from now, whatever the reaper would find."""
+    sandbox, asked = call.path("sandbox"), await call.model(ExtendCall)
+    outcome = await call.gateway.leader.extend(
+        ExtendAsk(project=call.project, id=sandbox, seconds=asked.seconds, user=call.user.name)
+    )
+    if not outcome.known or outcome.until is None:
+        raise not_found(f"a live sandbox {sandbox} of project {call.project}")
+    return JSONResponse(Extension(id=sandbox, until=outcome.until).wire())
 
 
 async def nodes(call: Call) -> Response:

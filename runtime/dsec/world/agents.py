@@ -23,6 +23,7 @@ from dsec.api.wire import (
     EpochCall,
     ErrorBody,
     NodeState,
+    NodeUse,
     PauseCall,
     RunUntilAnswer,
     RunUntilCall,
@@ -86,6 +87,10 @@ class AgentClient:
         return await self._call(
             NodeState, self.http.get("/v1/state", params=params, timeout=timeout)
         )
+
+    async def use(self) -> NodeUse:
+        """Return what its sandboxes use. Raises AgentSilentError, AgentRefusedError (too old)."""
+        return await self._call(NodeUse, self.http.get("/v1/use"))
 
     async def create(
         self,

@@ -1,6 +1,6 @@
 """What runs a sandbox on a node: one contract for containers, VMs and the simulator."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +85,10 @@ class Substrate(Protocol):
 
     async def stop(self, sandbox_id: str, grace: float) -> None:
         """SIGTERM to the main command, SIGKILL to the whole tree after the grace. Idempotent."""
+        ...
+
+    async def cpu_seconds(self, sandbox_ids: Sequence[str]) -> dict[str, float]:
+        """Return the CPU time that each has used so far; without those that nothing counts."""
         ...
 
     async def pause(self, sandbox_id: str) -> None:

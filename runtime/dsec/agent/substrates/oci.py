@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -241,6 +241,14 @@ class OciSubstrate:
         if live.link is not None and not live.link.closed.is_set():
             with contextlib.suppress(LinkClosedError):
                 await live.link.send(STOP, 0, f'{{"grace": {max(0.0, grace)}}}'.encode())
+
+    async def cpu_seconds(self, sandbox_ids: Sequence[str]) -> dict[str, float]:
+        """Return the CPU time that each has used so far, as its control group counts."""
+        return await asyncio.to_thread(self._cpu_seconds, list(sandbox_ids))
+
+    def _cpu_seconds(self, sandbox_ids: list[str]) -> dict[str, float]:
+        found = ((one, self.cgroups.cpu_seconds(one)) for one in sandbox_ids)
+        return {one: seconds for one, seconds in found if seconds is not None}
 
     async def pause(self, sandbox_id: str) -> None:
         """Freeze every process of the commands; init stays awake. Raises SubstrateError."""

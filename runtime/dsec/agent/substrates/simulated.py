@@ -4,12 +4,13 @@ For simulated nodes and tests. It keeps a few hundred bytes per sandbox. Time pa
 that it is given; what it "runs" lives as long as this object, also over restarts of the agent.
 
 `DSEC_SIM_SECONDS` in a sandbox's environment is its run time in seconds ("0.5"); without it the
-profile decides, by default: until it is stopped. `DSEC_SIM_EXIT` is its exit status (0).
+profile decides, by default: until it is stopped. `DSEC_SIM_EXIT` is its exit status (0), and
+`DSEC_SIM_USE` the share of its CPU that it uses while it is not paused ("0.5").
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from dsec.api.reasons import EndReason
@@ -20,6 +21,7 @@ from dsec.world.substrate import Chunk, ExecRequest, Started, SubstrateError
 
 RUN_SECONDS = "DSEC_SIM_SECONDS"
 EXIT_CODE = "DSEC_SIM_EXIT"
+USE = "DSEC_SIM_USE"
 GPU_MODES = ["whole", "mps", "mig", "passthrough", "shares"]
 
 
@@ -47,6 +49,7 @@ class Profile:
     start_failure: float = 0.0
     never_registers: float = 0.0
     crash: float = 0.0
+    use: float = 0.5
     leaves: tuple[str, ...] = ()
 
 
@@ -76,6 +79,9 @@ class _Run:
     task: asyncio.Task[None] | None = None
     paused: bool = False
     registered: bool = False
+    used: float = 0.0
+    """CPU seconds until `since` (monotonic)."""
+    since: float | None = None
 
 
 class SimulatedSubstrate:
@@ -146,6 +152,7 @@ class SimulatedSubstrate:
         """Let the simulated command run."""
         run = self._run(sandbox_id)
         if run.task is None:
+            run.since = self._clock.monotonic()
             run.task = asyncio.create_task(self._live(run))
 
     async def wait(self, sandbox_id: str) -> End:
@@ -157,13 +164,20 @@ class SimulatedSubstrate:
         if (run := self._runs.get(sandbox_id)) is not None:
             self._end(run, EndReason.SIGNALED, exit_code=None, signal=15)
 
+    async def cpu_seconds(self, sandbox_ids: Sequence[str]) -> dict[str, float]:
+        """Return what each would have used by now."""
+        runs = ((one, self._runs.get(one)) for one in sandbox_ids)
+        return {one: self._used(run) for one, run in runs if run is not None}
+
     async def pause(self, sandbox_id: str) -> None:
         """Note that it is paused; its drawn run time goes on."""
-        self._run(sandbox_id).paused = True
+        run = self._run(sandbox_id)
+        run.used, run.since, run.paused = self._used(run), None, True
 
     async def resume(self, sandbox_id: str) -> None:
         """Note that it runs."""
-        self._run(sandbox_id).paused = False
+        run = self._run(sandbox_id)
+        run.used, run.since, run.paused = self._used(run), self._clock.monotonic(), False
 
     async def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
         """Echo the command line and its input."""
@@ -223,6 +237,16 @@ class SimulatedSubstrate:
         with contextlib.suppress(ValueError):
             code = int(spec.env.get(EXIT_CODE, "0"))
         self._end(run, EndReason.FAILED if code else EndReason.COMPLETED, exit_code=code)
+
+    def _used(self, run: _Run) -> float:
+        """Return the CPU seconds that a simulated command has used."""
+        if run.since is None:
+            return run.used
+        share = self._profile.use
+        with contextlib.suppress(KeyError, ValueError):
+            share = float(run.spec.env[USE])
+        cores = run.spec.resources.cpu_milli / 1000
+        return run.used + (self._clock.monotonic() - run.since) * share * cores
 
     def _seconds(self, spec: SandboxSpec) -> float | None:
         """Return the run time in seconds; None: until stopped."""

@@ -40,9 +40,14 @@ class Seed:
     def best_peer(self) -> str:
         """The cheapest peer whose p99 is no worse than ours."""
         limit = p99(self.tallies["dsec"]) * SAME
-        fit = [name for name in runs.PEERS if p99(self.tallies[name]) <= limit]
+        fit = [name for name in self.peers if p99(self.tallies[name]) <= limit]
         # where all are worse, the cheapest of all is what we are held against
-        return min(fit or runs.PEERS, key=lambda name: self.tallies[name].total)
+        return min(fit or self.peers, key=lambda name: self.tallies[name].total)
+
+    @property
+    def peers(self) -> list[str]:
+        """The peers that were run."""
+        return [name for name in runs.PEERS if name in self.tallies]
 
 
 def search(case: Case, limits: dict[str, float]) -> tuple[int, int, int]:
@@ -67,9 +72,10 @@ def search(case: Case, limits: dict[str, float]) -> tuple[int, int, int]:
     return n8, n4, least("static cpu", most_cpu, 2, ["cpu", "rollout"])
 
 
-def measure(data: Path, seeds: Sequence[int], scale: float, jobs: int) -> list[Seed]:
+def measure(
+    data: Path, seeds: Sequence[int], policies: Sequence[str], scale: float, jobs: int
+) -> list[Seed]:
     """Run everything in that many processes and show how far it is, on stderr."""
-    policies = (*runs.OURS, *runs.PEERS, *runs.SIZED)
     cases = [Case(data, policy, seed, scale) for seed in seeds for policy in policies]
     found: dict[int, dict[str, Tally]] = {seed: {} for seed in seeds}
     console = Console(stderr=True)
@@ -94,7 +100,9 @@ def measure(data: Path, seeds: Sequence[int], scale: float, jobs: int) -> list[S
         for ended in as_completed(waiting):
             static[waiting[ended]] = ended.result()
             told(f"seed {waiting[ended]} static: {ended.result()} nodes of 8, 4 cards, 128 cores")
-    return [Seed(seed, found[seed], static[seed]) for seed in seeds]
+    return [
+        Seed(seed, {name: found[seed][name] for name in policies}, static[seed]) for seed in seeds
+    ]
 
 
 def table(seeds: Sequence[Seed]) -> Iterator[str]:
@@ -103,7 +111,7 @@ def table(seeds: Sequence[Seed]) -> Iterator[str]:
         f"{'policy':<42}{'bill':>8}{'p99':>6}{'gpu':>6}{'cpu':>6}{'roll':>6}{'max':>7}{'mean':>7}"
         f"{'launch':>8}{'evicted':>9}{'moved':>7}{'lost core-h':>12}{'delivered':>10}"
     )
-    for policy in (*runs.OURS, *runs.PEERS, *runs.SIZED):
+    for policy in seeds[0].tallies:
         some = [one.tallies[policy] for one in seeds]
 
         def average(values: Sequence[float]) -> float:
@@ -165,7 +173,7 @@ def figures(seeds: Sequence[Seed]) -> Iterator[str]:
         target=MEAN_WAIT,
         at_most=True,
     )
-    cheapest = [min(float(one.tallies[name].total) for name in runs.PEERS) for one in seeds]
+    cheapest = [min(float(one.tallies[name].total) for name in one.peers) for one in seeds]
     yield figure(
         "bill_vs_cheapest_peer",
         [bill / other for bill, other in zip(bills, cheapest, strict=True)],
@@ -178,7 +186,9 @@ def checked(seeds: Sequence[Seed]) -> tuple[int, int]:
     """Return (violations, runs): who delivers less work than the others by more than a percent."""
     wrong = count = 0
     for one in seeds:
-        delivered = [one.tallies[name].delivered_core_h for name in (*runs.OURS, *runs.PEERS)]
+        delivered = [
+            tally.delivered_core_h for name, tally in one.tallies.items() if name not in runs.SIZED
+        ]
         count += len(delivered)
         wrong += sum(value < 0.99 * median(delivered) for value in delivered)
     return wrong, count
@@ -196,6 +206,9 @@ def main() -> int:
     parser.add_argument("--seeds", default="1-5", help="first-last (default 1-5)")
     parser.add_argument("--scale", type=float, default=1.0, help="1: a fourth of the study's load")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--quick", action="store_true", help="only dsec and the peers that may use spot"
+    )
     parser.add_argument("--plot", type=Path, default=None, help="picture to write")
     asked = parser.parse_args()
     first, _, last = asked.seeds.partition("-")
@@ -206,7 +219,10 @@ def main() -> int:
         sys.stderr.write(f"bench-elastic: {error}\n")
         return 2
     say(f"mix of seed {seeds[0]} at scale {asked.scale:g}: {runs.mix_of(load)}")
-    found = measure(asked.data, list(seeds), asked.scale, asked.jobs)
+    policies = [*runs.OURS, *runs.PEERS, *runs.SIZED]
+    if asked.quick:
+        policies = ["dsec", *(name for name in runs.PEERS if "+ spot" in name)]
+    found = measure(asked.data, list(seeds), policies, asked.scale, asked.jobs)
     say("peers: own imitation; bills in USD for 48 h, waits in s, means over the seeds")
     for line in table(found):
         say(line)

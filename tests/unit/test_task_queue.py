@@ -139,6 +139,31 @@ async def test_a_lost_answer_of_the_store_is_told_and_the_repeat_does_nothing_tw
     assert (hand.state.depth, hand.position) == (1, 1)
 
 
+async def test_a_look_while_a_segment_is_being_written_reads_nothing_twice() -> None:
+    """A scrape looks after the store has the segment, and before its writer has the answer."""
+    objects, clock = MemoryObjects(), Time()
+    hand, other = logs(objects, clock, 2, set())
+    whole, stored, answered = objects.put_if_absent, asyncio.Event(), asyncio.Event()
+
+    async def late(key: str, data: bytes) -> str:
+        tag = await whole(key, data)
+        stored.set()
+        await answered.wait()
+        return tag
+
+    objects.put_if_absent = late  # type: ignore[method-assign]
+    writing = asyncio.create_task(hand.do(lambda queue, now: (queue.put(now, [("a", "x")]), None)))
+    await stored.wait()
+    looking = asyncio.create_task(hand.refresh())
+    await asyncio.sleep(0)
+    answered.set()
+    await asyncio.gather(writing, looking)
+    assert (hand.state.depth, hand.position) == (1, 1)
+    await hand.do(lambda queue, now: (queue.put(now, [("b", "x")]), None))
+    await other.refresh()
+    assert (other.state.depth, other.position) == (2, 2)
+
+
 async def test_one_wrong_call_harms_no_other_of_its_segment() -> None:
     """A decision that raises is its caller's answer alone."""
     objects, clock = MemoryObjects(), Time()

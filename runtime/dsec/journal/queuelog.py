@@ -74,16 +74,19 @@ class QueueReader:
     async def refresh(self) -> None:
         """Read to the end of the log. Raises ObjectStoreError."""
         async with self._reading:
-            now = self._clock.monotonic()
-            if self._seen is None or now - self._seen > RETAIN_SECONDS / 2:
-                await self._jump()
-            while True:
-                try:
-                    data, _ = await self._objects.get(self._key(self.position + 1))
-                except NotFoundError:
-                    self._seen = now
-                    return
-                self._apply(json.loads(zlib.decompress(data))["rows"])
+            await self._read()
+
+    async def _read(self) -> None:
+        now = self._clock.monotonic()
+        if self._seen is None or now - self._seen > RETAIN_SECONDS / 2:
+            await self._jump()
+        while True:
+            try:
+                data, _ = await self._objects.get(self._key(self.position + 1))
+            except NotFoundError:
+                self._seen = now
+                return
+            self._apply(json.loads(zlib.decompress(data))["rows"])
 
     def _apply(self, rows: list[Row]) -> None:
         self.state.apply(rows)
@@ -152,8 +155,25 @@ class QueueLog(QueueReader):
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         """Store one segment for all of a batch, or none where nothing changes."""
+        # nobody else reads meanwhile: the state is ahead of the log until the store has answered
+        async with self._reading:
+            rows, answers, now = await self._settle(batch)
+        for one, answer in zip(batch, answers, strict=True):
+            if one.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                one.answer.set_exception(answer)
+            else:
+                one.answer.set_result(answer)
+        if rows:
+            self._since_snapshot += 1
+            if self._since_snapshot >= SNAPSHOT_EVERY:
+                await self._snapshot(now)
+
+    async def _settle(self, batch: list[_Waiting]) -> tuple[list[Row], list[Any], float]:
+        """Decide until the rows are the next segment; return them, the answers and the time."""
         while True:
-            await self.refresh()
+            await self._read()
             now = self._clock.now().timestamp()
             undo = self.state.undo()
             try:
@@ -166,19 +186,10 @@ class QueueLog(QueueReader):
             if stored:
                 break
             self.state.take_back(undo)
-        for one, answer in zip(batch, answers, strict=True):
-            if one.answer.done():
-                continue
-            if isinstance(answer, Exception):
-                one.answer.set_exception(answer)
-            else:
-                one.answer.set_result(answer)
         if rows:
             self.position += 1
             self.state.forget(now)
-            self._since_snapshot += 1
-            if self._since_snapshot >= SNAPSHOT_EVERY:
-                await self._snapshot(now)
+        return rows, answers, now
 
     def _decide(self, batch: list[_Waiting], now: float, undo: Undo) -> tuple[list[Row], list[Any]]:
         """Return the rows and answers of a batch; each decision sees the ones before it."""

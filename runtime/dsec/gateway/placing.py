@@ -203,6 +203,8 @@ class Placing:
                 return None
             if not row.node:
                 return None
+            # the log's own binding is another object where this process has read the row back
+            want.node, want.spec.devices = row.node, row.devices
 
     async def _ask(self, want: Binding, epoch: int) -> CreateAnswer:
         """Ask the agent of its node. Raises as all calls of agents do."""

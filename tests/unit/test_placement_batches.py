@@ -122,3 +122,21 @@ def test_a_record_of_scores_sums_to_the_cost() -> None:
             parts = dict(decision.scores)
             cost = parts.pop("cost")
             assert cost == pytest.approx(sum(parts.values()))
+
+
+def test_what_a_client_takes_follows_a_card_that_is_replaced() -> None:
+    """A part of a larger card is a smaller part; figures of the old card are not kept."""
+    resources = Resources(cpu_milli=500, memory_bytes=GIB, gpu_count=1, gpu_memory_bytes=4 * GIB)
+    resources = resources.model_copy(update={"gpu_mode": GpuMode.SHARES})
+    milli = {}
+    view = ClusterView()
+    for gib in (16, 80):
+        card = Accelerator("card", "T4", gib * GIB, (GpuMode.SHARES,))
+        view.put(Node("n", 16_000, 64 * GIB, devices=(card,), cpus=tuple(range(16))))
+        for number in range(2):
+            (decision,) = place(view, [Request(f"{gib}-{number}", resources)])
+            assert decision.devices == ("card",)
+            milli[gib] = view.bookings()[decision.id].claims[0].milli
+            view.release(decision.id)
+    fresh = Accelerator("card", "T4", 80 * GIB, (GpuMode.SHARES,)).allocatable_bytes
+    assert milli[80] == 4 * GIB * 1000 // fresh < milli[16]

@@ -15,7 +15,7 @@ from dsec.placement.accelerators import (
     Claim,
     take,
 )
-from dsec.placement.asked import Asked, claim_of
+from dsec.placement.asked import Asked
 from dsec.placement.derived import Derived, StaticClass
 from dsec.placement.dimensions import LIMIT
 from dsec.placement.potential import Potential
@@ -176,22 +176,8 @@ class ClientChooser(Chooser):
     ) -> None:
         super().__init__(view, derived, potential, static, asked)
         self._codes = potential.codes_for(view, self.bit)
-        self._claims = {kind: claim_of(asked, derived.kinds[kind]) for kind in static.kinds}
-        """By kind of card: what a client takes of it."""
+        self._claims, self._shapes, self._milli, self._memory = derived.parts(static, asked)
         self._clients_of: dict[int, list[tuple[int, int, int]]] = {}
-        shapes = self._shapes = {kind: _shape(claim) for kind, claim in self._claims.items()}
-        millis = {milli for milli, _ in shapes.values()} or {WHOLE + 1}
-        memories = {memory for _, memory in shapes.values()} or {0}
-        self._milli: int | Ints = millis.pop() if len(millis) == 1 else self._by_kind(shapes, 0)
-        self._memory: int | Ints = (
-            memories.pop() if len(memories) == 1 else self._by_kind(shapes, 1)
-        )
-
-    def _by_kind(self, shapes: dict[int, tuple[int, int]], which: int) -> Ints:
-        found = np.zeros(len(self.derived.kinds), dtype=np.int64)
-        for number, shape in shapes.items():
-            found[number] = shape[which]
-        return found
 
     def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
         """Return (rows with enough cards, their cost)."""
@@ -254,7 +240,7 @@ class ClientChooser(Chooser):
     def begin(self, course: Course) -> None:
         """Look at the cards of a node for the first time."""
         course.clients = self._clients(course)
-        course.offers = [self._change(course, *one) for one in course.clients]
+        course.offers = self._changes(course, course.clients)
 
     def offer(self, course: Course) -> bool:
         """Choose the cards where it strands least, the first of equals."""
@@ -285,8 +271,9 @@ class ClientChooser(Chooser):
         numbers = tuple([clients[at][0] for at in course.at])
         course.chosen.append(numbers)
         self.give(course, numbers, [self._claims[kinds[number]] for number in numbers])
-        for at in course.at:
-            course.offers[at] = self._change(course, *clients[at])
+        changes = self._changes(course, [clients[at] for at in course.at])
+        for at, change in zip(course.at, changes, strict=True):
+            course.offers[at] = change
 
     def held(self, spot: Spot, course: Course, turn: int) -> Held:
         """Return what a request holds that comes to a node as the one with that number."""
@@ -303,17 +290,19 @@ class ClientChooser(Chooser):
             found = known[numbers] = tuple(claims), uuids
         return found
 
-    def _change(self, course: Course, number: int, milli: int, memory: int) -> float:
-        """Return what V of a card changes by, or NEVER where it takes no such client."""
-        state = course.states[number]
-        free = state[_MILLI]
-        if free < milli or not state[_OPEN] & self.bit or state[_MEMORY] < memory:
-            return NEVER
-        if self.asked.gpu_clients and state[_COUNT] >= self.asked.gpu_clients:
-            return NEVER
+    def _changes(self, course: Course, clients: Sequence[tuple[int, int, int]]) -> list[float]:
+        """Return what V of each card changes by, or NEVER where it takes no such client."""
+        states, bit, most = course.states, self.bit, self.asked.gpu_clients or LIMIT
         values = self.potential.tables.card_list
-        code = self.potential.bases_of_profile[course.profile] + free
-        return values[code - milli] - values[code]
+        base = self.potential.bases_of_profile[course.profile]
+        found = []
+        for number, milli, memory in clients:
+            free, room, open_, count, *_ = states[number]
+            if free < milli or room < memory or not open_ & bit or count >= most:
+                found.append(NEVER)
+            else:
+                found.append(values[base + free - milli] - values[base + free])
+        return found
 
     def _clients(self, course: Course) -> list[tuple[int, int, int]]:
         """Return (card, milli, bytes of a client on it) of the cards of a node that will do."""
@@ -326,8 +315,3 @@ class ClientChooser(Chooser):
                 if suits is None or suits.item(course.row, number)
             ]
         return known
-
-
-def _shape(claim: Claim) -> tuple[int, int]:
-    """Return (milli, bytes) of a client, never beyond what arrays hold."""
-    return min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT)

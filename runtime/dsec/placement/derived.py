@@ -5,24 +5,28 @@ and kept while nodes come and go. What follows from it per row is made anew when
 generation has changed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsec.placement.accelerators import EXCLUSIVE, Accelerator
-from dsec.placement.asked import Asked
+from dsec.placement.accelerators import EXCLUSIVE, Accelerator, Claim
+from dsec.placement.asked import Asked, claim_of
+from dsec.placement.dimensions import LIMIT
 from dsec.placement.filters import card_suits, mismatch
 from dsec.placement.mix import Mix
 from dsec.placement.potential import UNLEARNED, Potential, groups_of
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Request
 from dsec.placement.scores import FULL_ORDER, Weights, static_cost
-from dsec.placement.stranding import Floats, Ints
+from dsec.placement.stranding import WHOLE, Floats, Ints
 from dsec.placement.view import ClusterView
 
 MOST_CLASSES = 2048
 """Classes remembered; all are forgotten beyond, which costs one pass over the descriptions each."""
+MOST_PARTS = 64
+"""Shapes of clients remembered of each class."""
 Key = tuple[object, ...]
 
 
@@ -33,6 +37,18 @@ class Verdicts:
     why: list[Refusal | None]
     """None: the filters let it onto such nodes."""
     cost: list[float]
+
+
+class Parts(NamedTuple):
+    """What a client takes of each kind of card; follows from the card and the request alone."""
+
+    claims: dict[int, Claim]
+    """By kind."""
+    shapes: dict[int, tuple[int, int]]
+    """(milli, bytes) by kind, never beyond what arrays hold."""
+    milli: int | Ints
+    """The same on every kind, or by kind."""
+    memory: int | Ints
 
 
 @dataclass(slots=True)
@@ -49,6 +65,8 @@ class StaticClass:
     """Kinds of cards on rows that may take it."""
     depth: int = 0
     """Rows that the last search had to look at: a hint for the next."""
+    parts: dict[tuple[int, ...], "Parts"] = field(default_factory=dict)
+    """What clients take of cards, by the figures that it follows from."""
 
 
 class Derived:
@@ -160,6 +178,33 @@ class Derived:
                 self._classes.clear()
                 self._verdicts.clear()
             found = self._classes[key] = self._class(view, request, asked)
+        return found
+
+    def parts(self, static: StaticClass, asked: Asked) -> Parts:
+        """Return what clients take of the cards that a class may use."""
+        key = asked.milli, asked.gpu_memory, asked.gpu_shares, asked.gpu_clients
+        found = static.parts.get(key)
+        if found is None:
+            if len(static.parts) >= MOST_PARTS:
+                static.parts.clear()
+            claims = {kind: claim_of(asked, self.kinds[kind]) for kind in static.kinds}
+            shapes = {
+                kind: (min(claim.milli, WHOLE + 1), min(claim.memory, LIMIT))
+                for kind, claim in claims.items()
+            }
+            milli = self._by_kind([(kind, one) for kind, (one, _) in shapes.items()], WHOLE + 1)
+            memory = self._by_kind([(kind, one) for kind, (_, one) in shapes.items()], 0)
+            found = static.parts[key] = Parts(claims, shapes, milli, memory)
+        return found
+
+    def _by_kind(self, figures: list[tuple[int, int]], none: int) -> int | Ints:
+        """Return the one figure of all kinds, or an array by kind; `none` without any kind."""
+        every = {one for _, one in figures} or {none}
+        if len(every) == 1:
+            return every.pop()
+        found = np.zeros(len(self.kinds), dtype=np.int64)
+        for kind, one in figures:
+            found[kind] = one
         return found
 
     def verdicts(self, view: ClusterView, request: Request, asked: Asked) -> Verdicts:

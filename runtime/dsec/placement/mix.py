@@ -9,7 +9,7 @@ after some hundred requests; `state` and `from_state` carry it over.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsec.placement.stranding import (
     WHOLE,
@@ -64,8 +64,7 @@ class Group:
     """Of one card; what a request for GPU memory is a part of."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Demand:
+class Demand(NamedTuple):
     """One class of requests for GPUs, as asked. Give `milli` or `memory_bytes` of each card."""
 
     cpu_milli: int

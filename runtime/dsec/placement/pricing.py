@@ -20,7 +20,7 @@ from dsec.placement.filters import low
 from dsec.placement.potential import Potential
 from dsec.placement.request import Decision, Request
 from dsec.placement.scores import STATIC, local_parts
-from dsec.placement.scratch import STAGE_COLUMN, SUMMARY, book, room
+from dsec.placement.scratch import STAGE_COLUMN, SUMMARY, Need, book, needs_of, room
 from dsec.placement.spots import Course, Spot, States
 from dsec.placement.view import Booking, ClusterView
 
@@ -57,6 +57,8 @@ class Pricing:
         "_kind",
         "_known",
         "_level",
+        "_needs",
+        "_plain",
         "_potential",
         "_record",
         "_request",
@@ -76,6 +78,10 @@ class Pricing:
         self._strands = len(derived.kinds) > 1
         self._stage = STAGE_COLUMN.get(kind.request.stage)
         self._level = (1 if low(kind.request) else 2) if derived.watermarked else 0
+        self._needs: tuple[Need, ...] = needs_of(kind.amounts or ())
+        balanced = self._weights.balance and not kind.asked.mode
+        self._plain = not (balanced or kind.request.spread or self._stage is not None)
+        """Nothing but cards makes one node cost more than before."""
         self._entered: list[Booking] = []
         self._known: dict[tuple[int, int, bytes], Course | None] = {}
         """What becomes of nodes, by what decides it: description, free CPU and cards."""
@@ -91,11 +97,14 @@ class Pricing:
         courses = self._courses(rows) if self._strands else [None] * len(rows)
         for row, columns, course in zip(rows, view.load_all(rows), courses, strict=True):
             node = described[row]
-            amounts = self._kind.amounts or amounts_of(self._asked, node)
+            amounts, needs = self._kind.amounts, self._needs
+            if amounts is None:
+                amounts = amounts_of(self._asked, node)
+                needs = needs_of(amounts)
             # whoever opens a node has compared it with one request
-            fits = room(columns, amounts, marks[row], self._level) if several else 1
+            fits = room(columns, amounts, needs, marks[row], self._level) if several else 1
             profile = profiles.item(row)
-            spot = Spot(row, node, profile, columns, amounts, fits, base.item(row), course)
+            spot = Spot(row, node, profile, columns, amounts, needs, fits, base.item(row), course)
             if stage is not None:
                 spot.same, spot.every = columns[stage], sum(columns[_STAGES])
             if request.spread:
@@ -164,13 +173,15 @@ class Pricing:
         turn = spot.count
         if turn >= spot.room:
             return False
-        weights, course = self._weights, spot.course
-        cost = spot.base
+        weights, course, cost = self._weights, spot.course, spot.base
         if course is not None:
             costs = course.costs
             if turn >= len(costs) and not self._go_on(course, spot.amounts[_CPU]):
                 return False
             cost += costs[turn] * weights.stranding
+        if self._plain:
+            spot.cost = cost
+            return True
         if weights.balance and not self._asked.mode:
             cost += weights.balance * self._imbalance(spot)
         if spot.every:
@@ -231,7 +242,7 @@ class Pricing:
         for spot in used:
             count, course = spot.count, spot.course
             columns, marks = spot.columns, self._view.marks[spot.row]
-            book(columns, spot.amounts, marks, self._request.stage, count)
+            book(columns, spot.needs, marks, self._request.stage, count)
             if course is not None:
                 changed = dict(chain.from_iterable(course.changes[:count]))
                 *after, summed = course.after[count - 1]

@@ -4,7 +4,7 @@ A scratch is loaded from a view's arrays, changed, and stored back as a whole. I
 change cards, what a node has when nothing runs on it, and where its watermarks lie.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dsec.api.experiment import Stage
 from dsec.placement.accelerators import Accelerator, Card, CardState, Claim, idle, summary, take
@@ -17,9 +17,10 @@ STAGE_COLUMN = {
     Stage.EVALUATION.value: Column.EVALUATION,
 }
 _HEADROOM, _CPU, _MEMORY = int(Column.HEADROOM), int(Column.CPU), int(Column.MEMORY)
-_BOOKED = tuple(range(_HEADROOM))
 SUMMARY = slice(int(Column.WHOLE), int(Column.SLICES) + 1)
 """Columns that follow from the cards."""
+Need = tuple[int, int]
+"""A column, and how much is taken of it."""
 Marks = tuple[int, int, int, int]
 """Free CPU and memory at which the safe watermark is reached, and the limit."""
 
@@ -69,7 +70,7 @@ class Scratch:
 
     def count(self, amounts: tuple[int, ...], stage: str = "", times: int = 1) -> None:
         """Book that often what is not of cards."""
-        book(self.columns, amounts, self.marks, stage, times)
+        book(self.columns, enumerate(amounts), self.marks, stage, times)
 
     def shortfall(self, amounts: tuple[int, ...]) -> Column | None:
         """Return the first column that lacks room, or None."""
@@ -80,28 +81,41 @@ class Scratch:
 
 
 def book(
-    columns: list[int], amounts: tuple[int, ...], marks: Marks | None, stage: str, times: int
+    columns: list[int], needs: Iterable[Need], marks: Marks | None, stage: str, times: int
 ) -> None:
-    """Take amounts off the columns of a node that often, in place."""
-    for column in _BOOKED:
-        columns[column] -= times * amounts[column]
+    """Take what is needed off the columns of a node that often, in place."""
+    for column, amount in needs:
+        columns[column] -= times * amount
     if stage in STAGE_COLUMN:
         columns[STAGE_COLUMN[stage]] += times
     if marks is not None:
         columns[_HEADROOM] = headroom(marks, columns)
 
 
-def room(columns: list[int], amounts: tuple[int, ...], marks: Marks | None, level: int) -> int:
+def needs_of(amounts: tuple[int, ...]) -> tuple[Need, ...]:
+    """Return the columns that something is taken of, and how much."""
+    return tuple([(column, amount) for column, amount in enumerate(amounts) if amount])
+
+
+def room(
+    columns: list[int],
+    amounts: tuple[int, ...],
+    needs: tuple[Need, ...],
+    marks: Marks | None,
+    level: int,
+) -> int:
     """Return how many times those amounts still fit, cards aside; 0 or less: not once.
 
     Each must find at least that `level` of the watermarks (see `headroom`); 0 is none.
     """
-    fits = [free // amount for free, amount in zip(columns, amounts) if amount]  # noqa: B905  columns go on
-    if level and marks is not None:
+    fits = min([columns[column] // amount for column, amount in needs])
+    if level and marks is not None and fits > 0:
         safe_cpu, safe_memory, cpu, memory = marks
         above = _above(columns, amounts, safe_cpu, safe_memory)
-        fits.append(max(above, _above(columns, amounts, cpu, memory)) if level == 1 else above)
-    return min(fits)
+        if level == 1:
+            above = max(above, _above(columns, amounts, cpu, memory))
+        fits = min(fits, above)
+    return fits
 
 
 def _above(columns: list[int], amounts: tuple[int, ...], cpu: int, memory: int) -> int:

@@ -266,7 +266,8 @@ class _Turns:
 
     def take(self, members: Sequence[Request]) -> list[Decision]:
         """Place requests one after the other; whoever has a turn keeps it while it is cheapest."""
-        enter, price, opened = self._pricing.enter, self._pricing.price, self._opened
+        enter, price = self._pricing.enter, self._pricing.price
+        opened, closed = self._opened, self._closed
         found: list[Decision] = []
         left = iter(members)
         member = next(left, None)
@@ -275,7 +276,9 @@ class _Turns:
             if turn is None:
                 break
             at, spot = turn
-            rival = min(self._closed[self._first : self._first + 1] + opened[:1], default=_NOBODY)
+            rival = closed[self._first] if self._first < len(closed) else _NOBODY
+            if opened and opened[0] < rival:
+                rival = opened[0]
             found.append(enter(member, spot))
             member = None
             for following in left:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dsec.placement.accelerators import CardState, Claim
 from dsec.placement.request import Node
+from dsec.placement.scratch import Need
 
 Held = tuple[tuple[Claim, ...], tuple[str, ...]]
 """What a sandbox holds of cards, and their names as the agent is told them."""
@@ -72,7 +73,9 @@ class Spot:
     profile: int
     columns: list[int]
     amounts: tuple[int, ...]
-    """What each request takes of the columns."""
+    """What each request takes of the columns MEMORY to PINS."""
+    needs: tuple[Need, ...]
+    """The same of those that it takes something of."""
     room: int
     """How many have room in the columns."""
     base: float

@@ -210,6 +210,30 @@ async def test_snapshots_keep_replay_short_and_say_the_same() -> None:
     assert len(await objects.list(PLACE + "log/")) < 1100
 
 
+async def test_a_large_queue_is_packed_beside_other_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A snapshot of megabytes is read back whole, and the loop goes on while it is made."""
+    monkeypatch.setattr("dsec.journal.queuelog.SNAPSHOT_EVERY", 2)
+    objects, clock = MemoryObjects(), Time()
+    (hand,) = logs(objects, clock, 1, set())
+    body = os.urandom(100_000).hex()
+    items = [(f"i{n}", f"{n}{body}") for n in range(20)]
+    await hand.do(lambda queue, now: (queue.put(now, items), None))
+    await hand.do(lambda queue, now: (queue.take(now, "t", 3, 60.0, "sb"), None))
+    turns = 0
+    while not await objects.list(PLACE + "state/"):
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 10
+    for info in await objects.list(PLACE + "log/"):
+        await objects.delete(info.key)
+    late = QueueReader(objects, PLACE, clock)
+    await late.refresh()
+    assert late.state.dump() == hand.state.dump()
+    assert late.state.calls == hand.state.calls
+
+
 class Gateways(RuleBasedStateMachine):
     """Two gateways, workers that die, answers that are lost, time that passes."""
 
@@ -289,6 +313,13 @@ class Gateways(RuleBasedStateMachine):
             assert set(queue.items) == self.put_ids - self.acked
             assert queue.depth + len(queue.taken) == len(queue.items)
             assert queue.bytes == sum(len(item.body) for item in queue.items.values())
+            assert sorted(name for names in queue.calls.values() for name in names) == sorted(
+                queue.taken
+            )
+            late = [n for n in queue.taken if queue.items[n].until <= self.clock.at]
+            dead = [n for n in queue.taken if queue.items[n].worker in self.dead]
+            found = queue.overdue(self.clock.at, self.dead.__contains__)
+            assert sorted(found) == sorted({*late, *dead})
             dump = queue.dump()
             states.append({**dump, "items": sorted(dump["items"])})
         assert states[0] == states[1]

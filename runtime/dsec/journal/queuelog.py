@@ -24,6 +24,10 @@ RETAIN_SECONDS = 3600.0
 collides; one that stood still longer starts from the newest snapshot before it writes."""
 MAX_OPEN = 1000
 """Queues that one gateway holds in memory."""
+LARGE = 1 << 20
+"""Bytes of a state from which on a thread packs it: others' calls do not wait for one queue."""
+ITEM_ROW = 64
+"""About the bytes of an item in a snapshot beside its body."""
 LOOK_SECONDS = 0.25
 """Between two looks at the log by a take that waits."""
 
@@ -97,7 +101,11 @@ class QueueReader:
         states = await self._objects.list(self._states)
         if states and (number := int(states[-1].key.removeprefix(self._states))) > self.position:
             data, _ = await self._objects.get(states[-1].key)
-            self.state = TaskQueue.load(json.loads(zlib.decompress(data))["state"])
+            large = len(data) >= LARGE
+            text = (
+                await asyncio.to_thread(zlib.decompress, data) if large else zlib.decompress(data)
+            )
+            self.state = TaskQueue.load(json.loads(text)["state"])
             self.position = number
 
     def _key(self, number: int) -> str:
@@ -222,13 +230,15 @@ class QueueLog(QueueReader):
     async def _snapshot(self, now: float) -> None:
         """Store the state, and remove what snapshots older than RETAIN_SECONDS cover."""
         self._since_snapshot = 0
-        text = json.dumps({"at": now, "state": self.state.dump()}, separators=(",", ":"))
-        key = f"{self._states}{self.position:020d}"
-        await self._objects.put(key, zlib.compress(text.encode(), 1))
+        # what has changed by the time that it is packed belongs to later segments
+        key, dump = f"{self._states}{self.position:020d}", self.state.dump()
+        large = self.state.bytes + ITEM_ROW * len(self.state.items) >= LARGE
+        data = await asyncio.to_thread(_packed, now, dump) if large else _packed(now, dump)
+        await self._objects.put(key, data)
         covered = 0
         for info in (await self._objects.list(self._states))[:-1]:
             data, _ = await self._objects.get(info.key)
-            if now - json.loads(zlib.decompress(data))["at"] < RETAIN_SECONDS:
+            if now - _packed_at(data) < RETAIN_SECONDS:
                 break
             covered = int(info.key.removeprefix(self._states))
             await self._objects.delete(info.key)
@@ -237,6 +247,25 @@ class QueueLog(QueueReader):
                 if int(info.key.removeprefix(self._log)) > covered:
                     break
                 await self._objects.delete(info.key)
+
+
+def _packed(at: float, state: dict[str, Any]) -> bytes:
+    """Return a snapshot as compressed JSON: item by item, so that a thread lets others run."""
+    packer, rest = zlib.compressobj(1), {**state}
+    items = rest.pop("items")
+    head = json.dumps({"at": at, "state": rest}, separators=(",", ":")).removesuffix("}}")
+    pieces = [packer.compress(f'{head},"items":['.encode())]
+    for number, item in enumerate(items):
+        row = json.dumps(item, separators=(",", ":"))
+        pieces.append(packer.compress(f"{',' * bool(number)}{row}".encode()))
+    pieces += [packer.compress(b"]}}"), packer.flush()]
+    return b"".join(pieces)
+
+
+def _packed_at(data: bytes) -> float:
+    """Return when a snapshot was made, from its first bytes: it may be very large."""
+    head = zlib.decompressobj().decompress(data, 64).decode(errors="ignore")
+    return float(head.removeprefix('{"at":').partition(",")[0])
 
 
 class QueueLogs:

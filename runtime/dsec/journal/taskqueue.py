@@ -51,6 +51,12 @@ class TaskQueue:
     """Heap of (order, id); entries of items that do not wait any more are skipped."""
     depth: int = 0
     taken: dict[str, None] = field(default_factory=dict)
+    calls: dict[str, dict[str, None]] = field(default_factory=dict)
+    """What each take holds."""
+    workers: dict[str, dict[str, None]] = field(default_factory=dict)
+    """What each worker holds that said who it is."""
+    ends: list[tuple[float, str]] = field(default_factory=list)
+    """Heap of (until, id); entries of items that are not taken until then are skipped."""
     done: dict[str, float] = field(default_factory=dict)
     """Acknowledged ids by time, oldest first."""
 
@@ -64,8 +70,7 @@ class TaskQueue:
 
     def held(self, call: str) -> list[str]:
         """Return what a take holds, in order."""
-        found = [name for name in self.taken if self.items[name].call == call]
-        return sorted(found, key=lambda name: self.items[name].order)
+        return self._in_order(self.calls.get(call, ()))
 
     def take(self, now: float, call: str, most: int, seconds: float, worker: str) -> list[Row]:
         """Return the rows that give up to `most` waiting items, oldest first, to a take."""
@@ -100,15 +105,16 @@ class TaskQueue:
 
     def overdue(self, now: float, ended: Callable[[str], bool]) -> list[str]:
         """Return what was taken by a worker that has ended, or for a time that is over."""
-        verdict: dict[str, bool] = {"": False}
-        found = []
-        for name in self.taken:
-            item = self.items[name]
-            if item.worker not in verdict:
-                verdict[item.worker] = ended(item.worker)
-            if item.until <= now or verdict[item.worker]:
-                found.append(name)
-        return found
+        found: dict[str, float] = {}
+        while self.ends and self.ends[0][0] <= now:
+            until, name = heapq.heappop(self.ends)
+            if name in self.taken and self.items[name].until == until:
+                found[name] = until
+        # nothing changes before the rows are applied
+        for name, until in found.items():
+            heapq.heappush(self.ends, (until, name))
+        gone = [names for worker, names in self.workers.items() if ended(worker)]
+        return self._in_order({*found, *(name for names in gone for name in names)})
 
     def valid(self, receipts: Iterable[str]) -> tuple[list[str], list[str]]:
         """Return the items of receipts (call/id) that still count, and the receipts that do not."""
@@ -165,14 +171,14 @@ class TaskQueue:
             if now is not None:
                 self.bytes -= len(now.body.encode())
                 self.depth -= not now.call
-            self.taken.pop(name, None)
+                self._let_go(name, now)
             self.done.pop(name, None)
             if old is None:
                 continue
             self.items[name] = old
             self.bytes += len(old.body.encode())
             if old.call:
-                self.taken[name] = None
+                self._hold_on(name, old)
             else:
                 self.depth += 1
                 heapq.heappush(self.waiting, (old.order, name))
@@ -200,7 +206,7 @@ class TaskQueue:
             item = self.items[name]
             item.call, item.until, item.worker = row["call"], row["until"], row.get("worker", "")
             item.deliveries += 1
-            self.taken[name] = None
+            self._hold_on(name, item)
             self.depth -= 1
 
     def _done(self, row: Row) -> None:
@@ -208,21 +214,42 @@ class TaskQueue:
         for name in row["ids"]:
             item = self.items.pop(name)
             self.bytes -= len(item.body.encode())
-            del self.taken[name]
+            self._let_go(name, item)
             self.done[name] = now
             self.acknowledged += 1
 
     def _back(self, row: Row) -> None:
         for name in row["ids"]:
             item = self.items[name]
+            self._let_go(name, item)
             item.call, item.until, item.worker = "", 0.0, ""
-            del self.taken[name]
             self.depth += 1
             heapq.heappush(self.waiting, (item.order, name))
 
     def _hold(self, row: Row) -> None:
         for name in row["ids"]:
             self.items[name].until = row["until"]
+            heapq.heappush(self.ends, (row["until"], name))
+
+    def _hold_on(self, name: str, item: Item) -> None:
+        """Enter an item that is taken."""
+        self.taken[name] = None
+        self.calls.setdefault(item.call, {})[name] = None
+        if item.worker:
+            self.workers.setdefault(item.worker, {})[name] = None
+        heapq.heappush(self.ends, (item.until, name))
+
+    def _let_go(self, name: str, item: Item) -> None:
+        """Enter that an item is taken no more, if it was."""
+        self.taken.pop(name, None)
+        for known, whose in ((self.calls, item.call), (self.workers, item.worker)):
+            if whose in known:
+                known[whose].pop(name, None)
+                if not known[whose]:
+                    del known[whose]
+
+    def _in_order(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=lambda name: self.items[name].order)
 
     def dump(self) -> dict[str, Any]:
         """Return the whole state as JSON data."""
@@ -245,7 +272,7 @@ class TaskQueue:
             item = state.items[name] = Item(*values)
             state.bytes += len(item.body.encode())
             if item.call:
-                state.taken[name] = None
+                state._hold_on(name, item)
             else:
                 state.depth += 1
                 state.waiting.append((item.order, name))

@@ -87,6 +87,15 @@ def test_a_node_is_extended_as_far_as_its_budget_reaches(limit: str, gain: float
     assert OPEN.extend(node, NOW + 3600) == NOW + 3600
 
 
+def test_what_was_promised_to_a_node_is_never_cut() -> None:
+    """Its extension was booked and the reply lost; a shorter wish later frees no money."""
+    held = replace(gate(allowance("10")).commitments(bought(1, A))[0], run_until=NOW + 2700)
+    found = gate(allowance("10"), held=(held,))
+    node = fleet_node("t-0", offering(), NodePhase.READY, run_until=NOW + 900)
+    assert found.extend(node, NOW + 1800) == NOW + 2700
+    assert found.state.commitments["t-0"] == held
+
+
 def test_two_extensions_of_one_plan_do_not_share_money() -> None:
     """What the first takes the second has not."""
     made = gate(allowance("10")).commitments(bought(2, A))

@@ -76,7 +76,9 @@ class BudgetGate:
             # nobody answers for it: it ends by itself, or it is owned and has no end
             return node.run_until or 0.0
         given = covered_until(self.state, node.name, until)
-        if given - held.run_until < min(self.rules.step, until - held.run_until):
+        gain = given - held.run_until
+        # a reply that was lost may have moved the node already: what was promised is not cut
+        if gain <= 0 or gain < min(self.rules.step, until - held.run_until):
             return held.run_until
         self._replace(replace(held, run_until=given, revision=held.revision + 1))
         return given

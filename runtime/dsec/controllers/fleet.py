@@ -4,8 +4,9 @@ Soft state of one term: built from SandboxNode records and long polls, lost with
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import structlog
 
@@ -13,7 +14,7 @@ from dsec.api.meta import ConditionStatus
 from dsec.api.nodes import PlacementTraits, RecordReason
 from dsec.api.records import SandboxNode
 from dsec.api.sandbox import SandboxState, SandboxStatus
-from dsec.api.wire import NodeState
+from dsec.api.wire import NodeNotice, NodeState
 from dsec.controllers.specs import PATIENCE_PRESETS
 from dsec.placement.request import Health, Node, node_of
 from dsec.world.agents import POLL_MARGIN, POLL_WAIT, NodeMemory, NodeWatch
@@ -44,6 +45,11 @@ class Member:
     traits: PlacementTraits | None = None
     """What its pool says for placement; what its record has is a copy of it, for gateways."""
     offsets: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
+    run_until: datetime | None = None
+    """When its agent says that it ends by itself; None: never, or not heard yet."""
+    ending: bool = False
+    notices: Sequence[NodeNotice] = ()
+    """What its owner has announced of its end."""
     _described: tuple[SandboxNode, PlacementTraits | None, Health, Node] | None = None
     _checked: tuple[SandboxNode, PlacementTraits | None] | None = None
     _problem: str = ""
@@ -237,6 +243,8 @@ class Fleet:
         member = self.members.get(memory.name)
         if member is not None:
             member.offsets.append((state.utc - self._clock.now()).total_seconds())
+            member.run_until, member.ending = state.run_until, state.ending
+            member.notices = state.notices
         await self._on_state(memory, state)
 
 

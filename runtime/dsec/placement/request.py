@@ -46,6 +46,8 @@ class TaskSize(StrEnum):
     """Whole cards only."""
 
 
+SPOT_TAINT = "dsec.dev/spot"
+"""On every spot node; work that may be interrupted tolerates it."""
 MOST_CPU_MILLI = 10**8
 MOST_DEVICES = 256
 """Far more than machines have; every CPU and device costs memory in each view."""

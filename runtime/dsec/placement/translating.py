@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from dsec.journal.bindings import Binding
-from dsec.placement.request import Request
+from dsec.api.experiment import TaskClass
+from dsec.journal.bindings import Binding, Needs
+from dsec.placement.request import SPOT_TAINT, Request
 
 
 def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
@@ -14,7 +15,7 @@ def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
         resources=spec.resources,
         isolation=spec.isolation,
         labels=tuple(sorted(needs.node_labels.items())),
-        tolerations=tuple(needs.tolerations),
+        tolerations=_tolerations(needs),
         pools=tuple(needs.pools),
         gpu_model=needs.gpu_model,
         gang=binding.gang,
@@ -32,3 +33,10 @@ def request_of(binding: Binding, avoid: Sequence[str] = ()) -> Request:
         spread=needs.spread,
         exclusive_cpus=spec.exclusive_cpus,
     )
+
+
+def _tolerations(needs: Needs) -> tuple[str, ...]:
+    """Return what is declared; work that may be interrupted goes on spot nodes as well."""
+    if needs.task_class is TaskClass.GUARANTEED or SPOT_TAINT in needs.tolerations:
+        return tuple(needs.tolerations)
+    return (*needs.tolerations, SPOT_TAINT)

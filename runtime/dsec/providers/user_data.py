@@ -5,10 +5,10 @@ import json
 from importlib import resources
 from string import Template
 
+from dsec.placement.request import SPOT_TAINT
 from dsec.providers.aws_settings import AwsPool, AwsSettings
 from dsec.providers.aws_tags import utc_text
 from dsec.providers.provider import Offered
-from dsec.scaling.nodes.offerings import SPOT_TAINT
 
 LARGEST = 16 << 10
 """Bytes of user data, by the API."""

@@ -6,14 +6,12 @@ from enum import StrEnum
 
 from dsec.api.experiment import TaskClass
 from dsec.api.scaling import Market
-from dsec.placement.request import Node, Request
+from dsec.placement.request import SPOT_TAINT, Node, Request
 
 TIERS: tuple[Market, ...] = (Market.OWNED, Market.RESERVED, Market.SPOT, Market.ON_DEMAND)
 """What is used first: what is paid for anyway, then the cheaper (COST-05)."""
 CLOUD = frozenset({Market.SPOT, Market.ON_DEMAND})
 """Paid by the second: bought after a wait, given back when empty."""
-SPOT_TAINT = "dsec.dev/spot"
-"""On every spot node; work that may be interrupted tolerates it (see `tolerant`)."""
 LATE = 5.0
 """A node that is not ready after so many times its usual time does not come any more."""
 LATE_LEAST_S = 600.0

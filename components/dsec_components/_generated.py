@@ -788,6 +788,34 @@ class PoolScaling(TypedDict):
     """How long a node is idle before it goes; unset: 600 with node-load, else 60."""
 
 
+class MachineCost(TypedDict):
+    """From it follows the price of a node-hour; the formula is in docs/budgets.md."""
+
+    currency: NotRequired[pulumi.Input[str]]
+    """ISO 4217 code of its amounts."""
+
+    purchase: pulumi.Input[str]
+    """Price of one machine."""
+
+    years: pulumi.Input[int]
+    """Years that it is used for."""
+
+    residual: NotRequired[pulumi.Input[str]]
+    """What it is worth after that."""
+
+    watts: NotRequired[pulumi.Input[int]]
+    """Mean draw."""
+
+    pue: NotRequired[pulumi.Input[str]]
+    """Power of the site over power of its machines, 1 or more."""
+
+    per_kwh: NotRequired[pulumi.Input[str]]
+    """Price of a kilowatt-hour."""
+
+    monthly_overhead: NotRequired[pulumi.Input[str]]
+    """Room, network, service, people; per machine and month."""
+
+
 class SandboxNodePoolSpec(TypedDict):
     """Nodes of one make."""
 
@@ -808,6 +836,9 @@ class SandboxNodePoolSpec(TypedDict):
 
     scaling: NotRequired[pulumi.Input[PoolScaling]]
     """How it grows and shrinks; unset: by hand. Change: live."""
+
+    cost: NotRequired[pulumi.Input[MachineCost]]
+    """What an own machine of it costs; unset: priceMicro says. Change: live."""
 
 
 class SandboxImageSpec(TypedDict):

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.machinecost import MachineCost
 from dsec.api.meta import (
     Bytes,
     Conditions,
@@ -141,6 +142,9 @@ class SandboxNodePoolSpec(WireModel):
     )
     scaling: Live[PoolScaling | None] = Field(
         default=None, description="How it grows and shrinks; unset: by hand."
+    )
+    cost: Live[MachineCost | None] = Field(
+        default=None, description="What an own machine of it costs; unset: priceMicro says."
     )
 
 

@@ -43,8 +43,8 @@ def records_page() -> str:
     for words in (ExperimentCondition, ExperimentReason):
         parts += [f"| {one.value} | {_doc(words, one.name)} |\n" for one in words]
     parts.append("\n## Conditions and reasons of a Budget\n\n| word | holds when |\n|---|---|\n")
-    for words in (BudgetCondition, BudgetReason):
-        parts += [f"| {one.value} | {_doc(words, one.name)} |\n" for one in words]
+    for spoken in (BudgetCondition, BudgetReason):
+        parts += [f"| {one.value} | {_doc(spoken, one.name)} |\n" for one in spoken]
     parts.append("\n## Reasons in Ready of the other records\n\n| word | holds when |\n|---|---|\n")
     parts += [f"| {one.value} | {_doc(RecordReason, one.name)} |\n" for one in RecordReason]
     parts.append("\n## Presets\n\n| conflict | about | names | default |\n|---|---|---|---|\n")

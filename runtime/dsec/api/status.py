@@ -6,6 +6,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from dsec.api.base import WireModel
+from dsec.api.budget import BudgetStatus
 from dsec.api.elastic_status import RoleScaling
 from dsec.api.experiment import ExperimentSpec, Replicas
 from dsec.api.meta import Conditions, Count, Reference, Text, Word
@@ -32,6 +33,8 @@ class ExperimentCondition(StrEnum):
     """Every replica has ended for good, of roles that run once or are never restarted."""
     FROZEN = "Frozen"
     """The scene is archived and the resources are given back."""
+    WITHIN_BUDGET = "WithinBudget"
+    """No budget holds it back; only there once one did, or where it declares its own."""
 
 
 class ExperimentReason(StrEnum):
@@ -63,6 +66,10 @@ class ExperimentReason(StrEnum):
     """Frozen=True."""
     NOT_ASKED = "NotAsked"
     """Frozen=False: nobody asked for it."""
+    BUDGET_LEFT = "BudgetLeft"
+    """WithinBudget=True."""
+    LEVEL_REACHED = "LevelReached"
+    """WithinBudget=False: growth is refused; the message names the budget and its action."""
 
 
 class Defaulted(WireModel):
@@ -190,6 +197,9 @@ class ExperimentStatus(WireModel):
     )
     scaling: list[RoleScaling] = Field(
         default=[], max_length=64, description="Elastic roles: what their scalers know and decided."
+    )
+    budget: BudgetStatus | None = Field(
+        default=None, description="What its own budget has spent; unset: it declares none."
     )
     stages: list[StageTime] = Field(default=[], max_length=16, description="Times of stages.")
     examples: list[Example] = Field(

@@ -26,6 +26,11 @@ SPEC_BYTES = 48 << 20
 SMALL_BYTES = 8 << 10
 """Most that a spec has beside its own texts; BATCH of four times that fit in BATCH_BYTES."""
 FIRST_RETRY, LAST_RETRY = 0.3, 5.0
+_BEFORE = {
+    EndReason.PREEMPTED: EndReason.INFRASTRUCTURE,
+    EndReason.OVER_BUDGET: EndReason.STOPPED,
+}
+"""What an agent of the version before is told where it does not know a reason."""
 
 log = structlog.get_logger()
 
@@ -270,10 +275,10 @@ class Dispatcher:
         try:
             await watch.client.stop(call)
         except AgentRefusedError as problem:
-            if problem.code != "invalid" or reason is not EndReason.PREEMPTED:
+            if problem.code != "invalid" or reason not in _BEFORE:
                 raise
             # an agent of the version before does not know the reason; this one is made up for, too
-            call.reason = EndReason.INFRASTRUCTURE.value
+            call.reason = _BEFORE[reason].value
             await watch.client.stop(call)
         for sandbox in ids:
             stops.pop(sandbox, None)

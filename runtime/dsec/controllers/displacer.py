@@ -10,7 +10,7 @@ Agents cannot save the state of a sandbox yet, so the step `sync` is left out an
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -94,6 +94,8 @@ class Displacer:
         self._adopted = False
         self.counts: Counter[str] = Counter()
         """Of this term, by `HOW`."""
+        self.rests: Callable[[Binding], bool] = lambda _binding: False
+        """Whether something else than room keeps a sandbox paused, such as its budget."""
 
     # ------------------------------------------------------------------ what others ask
 
@@ -280,7 +282,7 @@ class Displacer:
             binding = seen.bound.get(id_)
             if binding is None or id_ in self._under.victims or id_ not in paused:
                 continue
-            if id_ in self._moving:
+            if id_ in self._moving or self.rests(binding):
                 continue
             resting.wake(self._planner.view, self._planner.ledger, id_)
             self._resuming[id_] = now + RESUME_SECONDS

@@ -4,20 +4,24 @@ Steps, in order: finalizer, deletion, resolve, freeze, replicas, status. Each is
 status is written once per reconcile, and only when it says something new.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 from pydantic import ValidationError
 
+from dsec.api.budget import BudgetAction
 from dsec.api.documents.resolve import gaps
+from dsec.api.experiment import ExperimentBudget
 from dsec.api.meta import TENANT_LABEL, ObjectMeta
 from dsec.api.mistakes import mistakes_of
 from dsec.api.reasons import EndReason
 from dsec.api.records import Experiment, Tenant
-from dsec.api.sandbox import SandboxStatus
+from dsec.api.sandbox import SandboxState, SandboxStatus
 from dsec.api.status import MAX_WARNINGS, ExperimentStatus, OverrideKind, Resolved
 from dsec.api.tenant import TenantSpec
+from dsec.controllers import over_budget
+from dsec.controllers.budget_records import Hold
 from dsec.controllers.candidates import Candidates, held, place_of
 from dsec.controllers.collector import Collector
 from dsec.controllers.compactor import Compacting
@@ -26,7 +30,7 @@ from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages
-from dsec.controllers.replicas import current, desired_of, plan
+from dsec.controllers.replicas import Plan, current, desired_of, plan
 from dsec.controllers.statuses import Facts, refused_status, status_of
 from dsec.journal import queuelog
 from dsec.journal.bindings import Binding, Row
@@ -71,6 +75,8 @@ class Parts:
     digests: Digests
     images: DeclaredImages
     compacting: Compacting
+    hold: Callable[[str, Key, ExperimentBudget | None], Hold | None]
+    """From tenant, task and its own budget to what budgets say about it."""
 
 
 @dataclass(slots=True)
@@ -163,8 +169,16 @@ class Experiments:
         overrides = current(experiment.status.overrides, resolved.spec.roles, now)
         frozen = any(one.kind is OverrideKind.FREEZE for one in overrides)
         bindings = parts.bind_log.state.of_experiment(uid)
+        key = experiment.metadata.namespace, experiment.metadata.name
+        hold = parts.hold(resolved.tenant, key, resolved.spec.budget)
         plans = [
-            plan(role, desired_of(role, overrides), bindings, now) for role in resolved.spec.roles
+            plan(
+                role,
+                over_budget.wanted(role, desired_of(role, overrides), hold),
+                bindings,
+                now,
+            )
+            for role in resolved.spec.roles
         ]
         missing: list[Binding] = []
         unread: dict[str, Refusal] = {}
@@ -174,14 +188,19 @@ class Experiments:
             await self._stop(
                 [b for b in bindings if b.live], EndReason.FROZEN, "the task was frozen"
             )
+        elif hold is not None and hold.action is BudgetAction.END:
+            over_budget.end(plans)
+            parts.placer.demand(uid, [])
+            live = [b for b in bindings if b.live]
+            await self._stop(live, EndReason.OVER_BUDGET, hold.words)
         else:
-            for one in plans:
-                await self._stop(one.surplus, EndReason.STOPPED, "scaled down")
+            await self._hold_back(plans, bindings, hold)
             unread = await parts.candidates.unread(experiment, plans)
             missing = await parts.candidates.missing(experiment, resolved, rights, plans, unread)
             waits = held(missing, {**pinned.missing, **unread})
             paused = await parts.candidates.unusable(plans)
             waits |= {b.id: (paused[p],) for b in missing if (p := place_of(b)) in paused}
+            waits |= dict(over_budget.waits(plans, missing, hold))
             parts.placer.demand(uid, [b for b in missing if b.id not in waits])
         facts = Facts(
             plans=plans,
@@ -192,6 +211,7 @@ class Experiments:
             overrides=overrides,
             frozen=frozen,
             moves={b.id: words for b in bindings if (words := parts.compacting.about(b.id))},
+            hold=hold,
         )
         status = status_of(experiment, resolved, facts, now)
         wait = await self._write(experiment, status)
@@ -201,6 +221,24 @@ class Experiments:
         return min(looks) if looks else None
 
     # ------------------------------------------------------------------ steps
+
+    async def _hold_back(
+        self, plans: Sequence[Plan], bindings: Sequence[Binding], hold: Hold | None
+    ) -> None:
+        """End what is too many, and let rest what no budget pays for."""
+        why = "scaled down"
+        if hold is not None and hold.action is BudgetAction.DEGRADE:
+            why = f"scaled down: {hold.words}"
+        for one in plans:
+            await self._stop(one.surplus, EndReason.STOPPED, why)
+        if hold is None or hold.action is not BudgetAction.PAUSE:
+            return
+        rests, others = over_budget.to_rest(bindings)
+        await self._stop(others, EndReason.STOPPED, hold.words)
+        for binding in rests:
+            status = self.parts.fleet.status(binding.id, binding.node)
+            if status is not None and status.state is SandboxState.RUNNING:
+                self.parts.dispatcher.turn(binding.node, binding.id, pause=True, message=hold.words)
 
     async def _protect(self, key: Key) -> float | None:
         record = await self.parts.records.get("Experiment", key[1], key[0])

@@ -36,7 +36,7 @@ SAMPLED, SAMPLE_SECONDS = "replicas-sampled", 300.0
 """Kind of the rows that record a role's load, and how often: a week of them proposes thresholds."""
 SOON = 0.05
 """Seconds: a round that is due this soon is due."""
-_PASSING = frozenset({PendingReason.QUOTA, PendingReason.CONTROL_PLANE})
+_PASSING = frozenset({PendingReason.QUOTA, PendingReason.CONTROL_PLANE, PendingReason.BUDGET})
 """Waits that say nothing about room on nodes."""
 _STILL = frozenset({OverrideKind.FREEZE, OverrideKind.PAUSE, OverrideKind.HOLD})
 

@@ -59,6 +59,8 @@ class Plan:
     surplus: list[Binding] = field(default_factory=list)
     done: list[Binding] = field(default_factory=list)
     next_look: float | None = None
+    ended: bool = False
+    """A budget has ended its work: what is not there is not wanted."""
 
     @property
     def live(self) -> list[Binding]:
@@ -68,9 +70,12 @@ class Plan:
     @property
     def over(self) -> bool:
         """True where every replica has ended for good: of a role that runs once or never again."""
+        if self.ended:
+            return not self.live
         batch = self.role.completion is Completion.RUN_TO_END
         never = self.role.restart_policy is RestartPolicy.NEVER and self.desired > 0
-        return (batch or never) and len(self.done) >= self.desired
+        spent = self.desired > 0 and all(b.reason is EndReason.OVER_BUDGET for b in self.done)
+        return (batch or never or spent) and len(self.done) >= self.desired
 
 
 def desired_of(role: Role, overrides: Sequence[Override]) -> int:
@@ -126,7 +131,7 @@ def restart_in(role: Role, slot: Slot, now: datetime) -> float | None:
     if last is None or last.ended_at is None or last.reason is None:
         return None
     reason, batch = last.reason, role.completion is Completion.RUN_TO_END
-    if reason is EndReason.FROZEN or (batch and reason in _FINAL):
+    if reason in {EndReason.FROZEN, EndReason.OVER_BUDGET} or (batch and reason in _FINAL):
         return None
     if reason in {EndReason.STOPPED, EndReason.PREEMPTED}:
         # no failure: it waits for room again, whatever the policy says about failures

@@ -27,7 +27,13 @@ RETRY_WINDOW = timedelta(minutes=2)
 MOST_QUEUES = 1000
 """Queues that are followed; the one asked for longest ago is read again when it is needed."""
 _NO_FAILURE = frozenset(
-    {EndReason.COMPLETED, EndReason.STOPPED, EndReason.FROZEN, EndReason.PREEMPTED}
+    {
+        EndReason.COMPLETED,
+        EndReason.STOPPED,
+        EndReason.FROZEN,
+        EndReason.PREEMPTED,
+        EndReason.OVER_BUDGET,
+    }
 )
 
 

@@ -22,6 +22,7 @@ from dsec.api.status import (
     RoleStatus,
     StageTime,
 )
+from dsec.controllers.budget_records import Hold
 from dsec.controllers.replicas import Plan
 from dsec.journal.bindings import Binding
 from dsec.journal.results import results_prefix
@@ -52,6 +53,8 @@ class Facts:
     frozen: bool
     moves: Mapping[str, str] = field(default_factory=dict)
     """What is planned for paused sandboxes, in words, by id."""
+    hold: Hold | None = None
+    """What budgets say; None: there is none on its path."""
 
 
 def refused_status(experiment: Experiment, mistakes: str, now: datetime) -> ExperimentStatus:
@@ -90,6 +93,8 @@ def status_of(
         overrides=list(facts.overrides),
         # the scaler writes it, and everything else of the status is made anew here
         scaling=old.scaling,
+        # and the accountant this
+        budget=old.budget,
         stages=_stages(experiment, facts, now),
         examples=_examples(facts),
         results=results_prefix(experiment.metadata.namespace, experiment.metadata.name),
@@ -150,6 +155,7 @@ def _conditions(
         rows.append((kind.COMPLETED, True, why.ALL_ENDED, f"all replicas have ended: {ended}"))
     else:
         rows.append((kind.COMPLETED, False, why.IN_PROGRESS, "replicas wait or run"))
+    rows += _budget(status, facts.hold)
     if not facts.frozen:
         rows.append((kind.FROZEN, False, why.NOT_ASKED, "nobody asked for it"))
     elif live:
@@ -157,6 +163,18 @@ def _conditions(
     else:
         rows.append((kind.FROZEN, True, why.ARCHIVED, "the scene is archived, nothing runs"))
     return rows
+
+
+def _budget(
+    status: ExperimentStatus, hold: Hold | None
+) -> list[tuple[ExperimentCondition, bool, ExperimentReason, str]]:
+    """Return whether a budget holds it back (COST-12); nothing where none ever was on its path."""
+    kind, why = ExperimentCondition.WITHIN_BUDGET, ExperimentReason
+    if hold is not None and hold.action is not None:
+        return [(kind, False, why.LEVEL_REACHED, hold.words)]
+    if hold is None and all(one.type != kind.value for one in status.conditions):
+        return []
+    return [(kind, True, why.BUDGET_LEFT, "no budget holds it back")]
 
 
 def _ends(facts: Facts) -> Counter[str]:

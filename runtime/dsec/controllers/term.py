@@ -14,6 +14,7 @@ import structlog
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
 from dsec.api.wire import KeyedAnswers, NodeState
+from dsec.controllers.accountant import accountant
 from dsec.controllers.candidates import Candidates
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.compactor import Compacting
@@ -52,7 +53,15 @@ STOP_SECONDS = 5.0
 HEAR_SECONDS = 2.0
 """A new leader waits this long for the agents' first answers before it writes of experiments:
 counts must not drop to zero at each take-over."""
-KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool", "SandboxImage")
+KINDS = (
+    "Experiment",
+    "Tenant",
+    "Namespace",
+    "SandboxNode",
+    "SandboxNodePool",
+    "SandboxImage",
+    "Budget",
+)
 
 Movers = Callable[[int, Fleet], Mover]
 """Makes what moves paused sandboxes in a term, of its epoch and the nodes."""
@@ -166,6 +175,10 @@ class Term:
             clock,
             world.randomness,
         )
+        self.accountant = accountant(
+            self.caches, bind_log, world.objects, world.records, history, clock, self.tenants.specs
+        )
+        self.placer.displacer.rests = self.accountant.keeps_paused
         self.experiments = experiments = Experiments(
             Parts(
                 world.records,
@@ -186,6 +199,7 @@ class Term:
                 digests,
                 declared,
                 self.compacting,
+                self.accountant.hold,
             )
         )
         nodes = Nodes(
@@ -218,6 +232,7 @@ class Term:
         }
         for kind, queue in self.queues.items():
             self.caches[kind].listen(queue.add)
+        self.accountant.turned = self.queues["Experiment"].add
         scaler = ReplicaScaler(
             world.records,
             self.caches["Experiment"],
@@ -227,6 +242,7 @@ class Term:
             clock,
             self._quota_room,
             switches,
+            self.accountant.ceilings,
         )
         self.scaling = WorkQueue("scaling", scaler.reconcile, clock, workers=4)
         self.caches["Experiment"].listen(self.scaling.add)
@@ -257,6 +273,7 @@ class Term:
             self.collector.sweep(self.fleet, self.dispatcher),
             self._compact(),
             self._reap(),
+            self._account(),
             self.leasing.run(),
             self._keep_house(),
             self._watch_failures(),
@@ -313,6 +330,7 @@ class Term:
         await self.collector.end([status])
 
     def _changed(self, bindings: Sequence[Binding]) -> None:
+        self.accountant.note(bindings)
         keys = {
             (b.spec.identity.project, b.spec.identity.experiment)
             for b in bindings
@@ -341,12 +359,15 @@ class Term:
         await self._synced()
         if kind == "Experiment":
             await self._heard()
+            # without what was spent, nobody knows what may grow
+            await self.accountant.ready.wait()
         await self.queues[kind].run()
 
     async def _scale(self) -> None:
         """Look at elastic roles once agents have been heard: before that nothing seems to run."""
         await self._synced()
         await self._heard()
+        await self.accountant.ready.wait()
         await self.scaling.run()
 
     async def _heard(self) -> None:
@@ -382,6 +403,11 @@ class Term:
         await self._synced()
         await self._heard()
         await self.reaper.run()
+
+    async def _account(self) -> None:
+        """Count money once the records are known."""
+        await self._synced()
+        await self.accountant.run()
 
     async def _forsake(self) -> None:
         """End what is left of experiments without a record, once all records are known."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dsec.gateway import agents, experiments, joining, proxy, queues, sandboxes
+from dsec.gateway import agents, costs, experiments, joining, proxy, queues, sandboxes
 from dsec.gateway.admission import Webhook, admission_route
 from dsec.gateway.calls import CORRELATION, Api, correlation_of, route
 from dsec.gateway.core import Gateway
@@ -50,6 +50,8 @@ TABLE = (
     Api("DELETE", "/v1/nodes/{node}", joining.remove, "delete", "sandboxnodes"),
     Api("GET", "/v1/decisions/dump", sandboxes.dump, "get", "sandboxnodes"),
     Api("GET", "/v1/tenants", sandboxes.tenants),
+    Api("GET", "/v1/cost", costs.cost),
+    Api("GET", "/v1/budgets", costs.budgets),
     Api("POST", "/v1/join-tokens", joining.create, "create", "sandboxnodes"),
 )
 """Every call of users: method, path, handler, and the access that it needs."""

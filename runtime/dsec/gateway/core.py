@@ -23,6 +23,7 @@ from dsec.gateway.leases import Leases
 from dsec.gateway.metrics import Metrics
 from dsec.gateway.nodes import NearNodes
 from dsec.gateway.placing import Placing
+from dsec.gateway.used import Costs
 from dsec.gateway.views import Views
 from dsec.journal.decisions import DecisionReader
 from dsec.journal.denials import Denials
@@ -38,7 +39,7 @@ from dsec.world.network import Network
 from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import Records
 
-KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode")
+KINDS = ("Experiment", "Tenant", "Namespace", "SandboxNode", "SandboxNodePool", "Budget")
 RETRY_SECONDS = 1.0
 
 log = structlog.get_logger()
@@ -92,6 +93,7 @@ class Gateway:
         self.placing = self._placing()
         self.decisions = DecisionReader(objects)
         self.reaper = ReaperReader(objects, clock)
+        self.costs = Costs(objects)
         self.audit = HistoryWriter(
             config.audit or objects,
             clock,

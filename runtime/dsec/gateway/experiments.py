@@ -19,6 +19,7 @@ from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.status import Override, OverrideKind
 from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
+from dsec.gateway.costs import estimated
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.journal.bindings import Binding
 from dsec.journal.inputs import ITEM_BYTES, input_key
@@ -73,6 +74,8 @@ async def submit(call: Call) -> Response:
         resolved = checked.resolved.model_copy(update={"warnings": checked.warnings})
         shown = {"resolved": resolved.model_dump(mode="json", by_alias=True, exclude_none=True)}
         answer = {**record, "status": shown}
+        spec = checked.resolved.spec
+        answer["estimate"] = await estimated(call, spec, rights.defaults.currency)
         old = await _found(call, record["metadata"]["name"]) if mode == "apply" else None
         if old is not None:
             answer["changes"] = _changes(old, record)

@@ -227,6 +227,10 @@ def _nobody(refusal: Refusal, one: str, many: str) -> str:
     return f"none of {refusal.total_nodes} nodes {one}"
 
 
+def _budget(refusal: Refusal) -> str:
+    return str(refusal.asked)
+
+
 _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.CAPACITY: _capacity,
     PendingReason.QUOTA: _quota,
@@ -244,4 +248,5 @@ _SENTENCES: dict[PendingReason, Callable[[Refusal], str]] = {
     PendingReason.TOPOLOGY: _topology,
     PendingReason.RESERVED: _reserved,
     PendingReason.PREEMPTION: preemption_sentence,
+    PendingReason.BUDGET: _budget,
 }

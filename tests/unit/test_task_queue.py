@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from dsec.journal.queuelog import QueueLog, QueueReader, folder, names, remove
+from dsec.journal.queuelog import QueueLog, QueueLogs, QueueReader, folder, names, remove
 from dsec.journal.taskqueue import REMEMBER, Row, TaskQueue
 from dsec.world.memory import MemoryObjects
 from dsec.world.objects import ObjectStoreError
@@ -232,6 +232,21 @@ async def test_a_large_queue_is_packed_beside_other_calls(
     await late.refresh()
     assert late.state.dump() == hand.state.dump()
     assert late.state.calls == hand.state.calls
+
+
+async def test_a_gateway_holds_no_more_than_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The least recently used queues are read again when they are asked for."""
+    monkeypatch.setattr("dsec.journal.queuelog.MAX_HELD", 2500)
+    held = QueueLogs(MemoryObjects(), Time(), "gw", lambda _: False)
+    places = [folder("lab", "uid-1", f"q{number}") for number in range(4)]
+    for place in places:
+        await held.log(place).do(lambda queue, now: (queue.put(now, [("a", "x" * 1000)]), None))
+    assert [place for place, _ in held.open()] == places[1:]
+    for place in places:
+        assert await held.log(place).do(lambda queue, _: ([], queue.depth)) == 1
+        assert sum(log.state.bytes for _, log in held.open()) <= 3000
 
 
 class Gateways(RuleBasedStateMachine):

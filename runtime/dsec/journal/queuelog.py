@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 from dsec.journal.taskqueue import Row, TaskQueue, Undo
@@ -23,7 +24,8 @@ RETAIN_SECONDS = 3600.0
 """How long covered segments stay: a writer that stood still for less than half of this still
 collides; one that stood still longer starts from the newest snapshot before it writes."""
 MAX_OPEN = 1000
-"""Queues that one gateway holds in memory."""
+MAX_HELD = 1 << 30
+"""Queues that one gateway holds in memory, and bytes of their bodies."""
 LARGE = 1 << 20
 """Bytes of a state from which on a thread packs it: others' calls do not wait for one queue."""
 ITEM_ROW = 64
@@ -278,16 +280,18 @@ class QueueLogs:
         self._objects, self._clock = objects, clock
         self._writer, self._ended = writer, ended
         self._logs: dict[str, QueueLog] = {}
+        self._opened = count()
 
     def log(self, prefix: str) -> QueueLog:
         """Return one queue."""
         found = self._logs.pop(prefix, None)
         if found is None:
-            while len(self._logs) >= MAX_OPEN:
-                del self._logs[next(iter(self._logs))]
-            found = QueueLog(
-                self._objects, prefix, self._clock, writer=self._writer, ended=self._ended
-            )
+            # the queue may be open still, in the hands of a call that is under way
+            writer = f"{self._writer}.{next(self._opened)}"
+            found = QueueLog(self._objects, prefix, self._clock, writer=writer, ended=self._ended)
+        held = sum(one.state.bytes for one in self._logs.values()) + found.state.bytes
+        while self._logs and (held > MAX_HELD or len(self._logs) >= MAX_OPEN):
+            held -= self._logs.pop(next(iter(self._logs))).state.bytes
         self._logs[prefix] = found
         return found
 

@@ -219,6 +219,8 @@ async def test_quota_is_read_before_the_try(world: World, make: Make) -> None:
     assert world.count("RunInstances") == 1
     again = await provider.buy(Buy(Offer(), 3, "t-quota"), epoch=1, run_until=T0)
     assert len(again.nodes) == 2
+    whole = await provider.buy(Buy(Offer(), 2, "t-quota"), epoch=1, run_until=T0)
+    assert (len(whole.nodes), whole.failure) == (2, None), "the quota is used up by these very two"
 
 
 async def test_unknown_nodes_do_not_keep_others_from_ending(make: Make) -> None:

@@ -76,7 +76,9 @@ class AwsProvider:
         if count == 0:
             # an earlier try may have taken the very room that is missing now
             nodes, failure = await self._by_token(purchase.token)
-            return BuyAnswer(purchase.token, purchase.count, nodes, failure or at_limit)
+            whole = len(nodes) >= purchase.count
+            failure = None if whole else failure or at_limit
+            return BuyAnswer(purchase.token, purchase.count, nodes, failure)
         answer = await self._launch(pool, purchase, count, epoch=epoch, run_until=run_until)
         if answer.failure is None and len(answer.nodes) < purchase.count and at_limit is not None:
             answer = BuyAnswer(answer.token, answer.asked, answer.nodes, at_limit)

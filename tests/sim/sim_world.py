@@ -7,7 +7,7 @@ sent to it waits. Messages are lost by a seeded random source.
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,8 @@ from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.term import Movers, World
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
+from dsec.providers.provider import NodeProvider
+from dsec.world.clock import Clock
 from dsec.world.inprocess import Call, Fault, InProcessNetwork
 from dsec.world.memory import AccessRule, AccessTable, MemoryObjects, MemoryRecords
 from dsec.world.metrics import MemoryMetrics
@@ -44,6 +46,10 @@ PROFILE = Profile(
     boot=(0.01, 0.05),
     register=(0.01, 0.05),
 )
+
+
+Suppliers = Callable[[Any, Clock], Mapping[str, NodeProvider]]
+"""Makes the providers of one controller from its store and its clock."""
 
 
 class LoopClock:
@@ -201,6 +207,7 @@ class Sim:
         self.metrics = MemoryMetrics()
         self.switches = Switches()
         self.mover: Movers | None = None
+        self.suppliers: Suppliers = lambda _objects, _clock: {}
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
         self.processes: dict[str, Process] = {}
@@ -208,6 +215,7 @@ class Sim:
         self.agents: dict[str, Agent] = {}
         self.substrates: dict[str, SimulatedSubstrate] = {}
         self.tasks: list[asyncio.Task[Any]] = []
+        self.registrars: dict[str, asyncio.Task[Any]] = {}
         self.control: Control | None = None
         self.folder = tempfile.TemporaryDirectory(prefix="dsec-sim-")
         self._starts = 0
@@ -243,11 +251,12 @@ class Sim:
         for process in (*self.processes.values(), *self.killed):
             process.gate.open()
             process.task.cancel()
-        for task in self.tasks:
+        tasks = [*self.tasks, *self.registrars.values()]
+        for task in tasks:
             task.cancel()
         await asyncio.gather(
             *(process.task for process in (*self.processes.values(), *self.killed)),
-            *self.tasks,
+            *tasks,
             return_exceptions=True,
         )
         for agent in self.agents.values():
@@ -275,6 +284,7 @@ class Sim:
             self.registry,
             self.metrics,
             self.mover,
+            self.suppliers(Gated(self.objects, gate), clock),
         )
         config = ControllerConfig(
             identity=name, endpoint=f"http://{name}", exit_on_loss=True, switches=self.switches
@@ -300,7 +310,7 @@ class Sim:
         leading = [p for p in self.processes.values() if p.controller.leading]
         return max(leading, key=lambda p: p.controller.epoch, default=None)
 
-    async def add_node(self, name: str, profile: Profile = PROFILE) -> Agent:
+    async def add_node(self, name: str, profile: Profile = PROFILE, **settings: Any) -> Agent:
         """Start an agent with a simulated substrate and register it."""
         substrate = SimulatedSubstrate(profile, self.clock, self.rng, node=name)
         self.substrates[name] = substrate
@@ -308,9 +318,10 @@ class Sim:
             state_dir=Path(self.folder.name) / name,
             gateway="http://gateway",
             node_name=name,
-            labels=dict(profile.labels),
+            labels={**profile.labels, **settings.pop("labels", {})},
             durable=False,
             archive_patience=30.0,
+            **settings,
         )
         network = self._network(name, frozenset({AGENT}), Gate())
         agent = await run_agent(
@@ -323,9 +334,17 @@ class Sim:
             node.capability_key_pem = admission.capability_public_key_pem
 
         registrar = Registrar(agent, f"http://nodes/n/{name}", self.rng, on_admission=admitted)
-        self.tasks.append(asyncio.create_task(registrar.keep()))
+        self.registrars[name] = asyncio.create_task(registrar.keep())
         self.agents[name] = agent
         return agent
+
+    async def lose_node(self, name: str) -> None:
+        """Switch a machine off: nothing of it goes on."""
+        self.routes.pop(f"http://nodes/n/{name}", None)
+        registrar = self.registrars.pop(name)
+        registrar.cancel()
+        await asyncio.gather(registrar, return_exceptions=True)
+        await self.agents.pop(name).close()
 
     # ------------------------------------------------------------------ what users do
 

@@ -19,6 +19,7 @@ from dsec.api.meta import (
     Replace,
     Word,
 )
+from dsec.api.pool_status import PoolScalingStatus
 from dsec.api.power import PowerControl
 from dsec.api.scaling import PoolScaling
 from dsec.api.tenant import Amounts
@@ -156,6 +157,9 @@ class SandboxNodePoolStatus(WireModel):
     nodes: Count = Field(default=0, description="Registered nodes.")
     ready: Count = Field(default=0, description="Ready nodes.")
     capacity: Amounts = Field(default=Amounts(), description="Sum over its nodes.")
+    scaling: PoolScalingStatus | None = Field(
+        default=None, description="What its scaling did and remembers; unset: by hand."
+    )
 
 
 class SandboxNodeSpec(WireModel):

@@ -21,6 +21,7 @@ from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.scheduling import compaction_of, policy_of
 from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
+from dsec.providers.opening import open_providers
 from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkPlain, NetworkTls
@@ -92,8 +93,26 @@ async def serve(settings: RoleSettings) -> None:
     registry = HttpRegistry.from_environment(NetworkPlain())
     scaling = settings.config.scaling
     metrics = PrometheusMetrics(scaling.prometheus) if scaling.prometheus else None
+    suppliers = open_providers(
+        settings.config.suppliers,
+        records=records,
+        objects=objects,
+        clock=clock,
+        randomness=system_randomness(),
+        namespace=settings.config.namespace,
+        ca_pem=settings.path("ca", "ca.crt").read_text(),
+    )
     controller = Controller(
-        World(records, objects, NetworkTls(context), clock, system_randomness(), registry, metrics),
+        World(
+            records,
+            objects,
+            NetworkTls(context),
+            clock,
+            system_randomness(),
+            registry,
+            metrics,
+            suppliers=suppliers,
+        ),
         ControllerConfig(
             identity=settings.identity,
             endpoint=f"http://{settings.address}:{settings.port('internal', INTERNAL_PORT)}",
@@ -121,6 +140,8 @@ async def serve(settings: RoleSettings) -> None:
             await listener.close()
         objects.close()
         await registry.close()
+        for supplier in suppliers.values():
+            await supplier.close()
         if metrics is not None:
             await metrics.close()
         await records.close()

@@ -196,9 +196,9 @@ class Accountant:
         usage.refresh(self._clock.now())
         there = self._nodes.all()
         ended = {
-            name: replace(use, ended=now)
+            name: replace(use, ended=now if use.ended is None else min(now, use.ended))
             for name, use in self._known.items()
-            if name not in there and use.ended is None
+            if name not in there
         }
         over: list[Entry] = []
         running: list[Entry] = []

@@ -77,6 +77,8 @@ class Parts:
     compacting: Compacting
     hold: Callable[[str, Key, ExperimentBudget | None], Hold | None]
     """From tenant, task and its own budget to what budgets say about it."""
+    nodes: Callable[[Binding], str] = lambda _waiting: ""
+    """What is done about nodes for a replica that waits, in words."""
 
 
 @dataclass(slots=True)
@@ -211,6 +213,7 @@ class Experiments:
             overrides=overrides,
             frozen=frozen,
             moves={b.id: words for b in bindings if (words := parts.compacting.about(b.id))},
+            nodes={b.id: words for b in missing if (words := parts.nodes(b))},
             hold=hold,
         )
         status = status_of(experiment, resolved, facts, now)

@@ -136,7 +136,8 @@ class MeteredNodes:
             held["name"],
             of_total(total, shape, held["currency"]),
             float(held["requestedAt"]),
-            held.get("endedAt"),
+            # it ends by itself when nobody extends it, whether anybody looks or not
+            float(held.get("endedAt") or held["runUntil"]),
             pool=pool,
             region=region or self.region,
             minimum_seconds=int(held.get("minimumSeconds", 0)),

@@ -170,6 +170,8 @@ class NodePools:
                 gpu_count=sum(len(one.devices) for one in owned),
                 sandboxes=sum(one.max_sandboxes for one in owned),
             ),
+            # the buyer of nodes writes it, and everything else of the status is made anew here
+            scaling=pool.status.scaling,
         )
         if status != pool.status:
             body = status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -53,6 +53,8 @@ class Facts:
     frozen: bool
     moves: Mapping[str, str] = field(default_factory=dict)
     """What is planned for paused sandboxes, in words, by id."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """What is done about nodes for replicas that wait, in words, by id."""
     hold: Hold | None = None
     """What budgets say; None: there is none on its path."""
 
@@ -214,7 +216,8 @@ def _pending(facts: Facts) -> list[PendingCount]:
     groups: dict[tuple[str, PendingReason, str], int] = {}
     for binding in facts.waiting:
         refusals = facts.why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
-        key = (binding.spec.identity.role, refusals[0].reason, explain(refusals)[:LONGEST])
+        words = "; ".join(one for one in (explain(refusals), facts.nodes.get(binding.id)) if one)
+        key = (binding.spec.identity.role, refusals[0].reason, words[:LONGEST])
         groups[key] = groups.get(key, 0) + 1
     if facts.frozen:
         return []

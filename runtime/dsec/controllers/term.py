@@ -6,8 +6,8 @@ and the agents hold what counts.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -15,6 +15,7 @@ from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
 from dsec.api.wire import KeyedAnswers, NodeState
 from dsec.controllers.accountant import accountant
+from dsec.controllers.buyer import Buyer
 from dsec.controllers.candidates import Candidates
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.compactor import Compacting
@@ -26,11 +27,15 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
+from dsec.controllers.node_carrier import Carrier
+from dsec.controllers.node_follower import Follower
 from dsec.controllers.nodes import NodePools, Nodes, Traits
+from dsec.controllers.pool_book import PoolBook
 from dsec.controllers.reaper import Reaper
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
+from dsec.controllers.suppliers import Suppliers
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -39,6 +44,7 @@ from dsec.journal.inputs import Inputs
 from dsec.journal.results import ResultReader
 from dsec.placement.compaction import CompactionPolicy, Compactor, Mover
 from dsec.placement.plans import PreemptionPolicy
+from dsec.providers.provider import NodeProvider
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness, until
@@ -85,6 +91,8 @@ class World:
     registry: Registry | None = None
     metrics: MetricSource | None = None
     mover: Movers | None = None
+    suppliers: Mapping[str, NodeProvider] = field(default_factory=dict)
+    """Who gives nodes, by the names that pools call them; none: no node is bought."""
 
 
 class Term:
@@ -259,6 +267,8 @@ class Term:
             clock,
             history,
         )
+        self.buyer = self._buyer(history)
+        experiments.parts.nodes = self.buyer.about
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -272,8 +282,9 @@ class Term:
             self._forsake(),
             self.collector.sweep(self.fleet, self.dispatcher),
             self._compact(),
-            self._reap(),
             self._account(),
+            self._reap(),
+            self._buy(),
             self.leasing.run(),
             self._keep_house(),
             self._watch_failures(),
@@ -403,6 +414,51 @@ class Term:
         await self._synced()
         await self._heard()
         await self.reaper.run()
+
+    def _buyer(self, history: HistoryWriter) -> Buyer:
+        """Wire who buys nodes and gives them back."""
+        world, epoch = self.world, self.bind_log.epoch
+        pools = self.caches["SandboxNodePool"]
+        book = PoolBook(world.records, pools, epoch)
+        carrier = Carrier(
+            book,
+            Suppliers(world.suppliers, epoch, world.clock),
+            self.fleet,
+            self.bind_log.state,
+            self.dispatcher,
+            world.records,
+            world.clock,
+            history,
+        )
+        return Buyer(
+            book,
+            carrier,
+            Follower(
+                book,
+                carrier.suppliers,
+                carrier,
+                self.fleet,
+                pools,
+                world.records,
+                lambda: self.accountant.ledger,
+            ),
+            self.accountant.budgets,
+            self.tenants.specs,
+            self.placer,
+            self.fleet,
+            self.bind_log.state,
+            self.caches["Experiment"],
+            history,
+            world.clock,
+            self._changed,
+        )
+
+    async def _buy(self) -> None:
+        """Buy nodes once agents have been heard: before that everything seems to wait."""
+        await self._synced()
+        await self._heard()
+        await self.accountant.ready.wait()
+        await self.buyer.run()
 
     async def _account(self) -> None:
         """Count money once the records are known."""

@@ -5,7 +5,7 @@ The same gateway and controller as in a cluster, wired through an in-process or 
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp
@@ -17,6 +17,7 @@ from dsec.gateway import ca
 from dsec.gateway.app import build_app, build_metrics
 from dsec.gateway.auth import ApiKeyEntry, keys_secret
 from dsec.gateway.core import Gateway, GatewayConfig
+from dsec.providers.provider import NodeProvider
 from dsec.rules import Settings
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
@@ -43,6 +44,8 @@ class ControlConfig:
     join_secret: str = ""
     api_keys: Sequence[ApiKeyEntry] = ()
     settings: Settings = field(default_factory=Settings)
+    suppliers: Mapping[str, NodeProvider] = field(default_factory=dict)
+    """Who gives nodes, by the names that pools call them; none: no node is bought."""
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ async def build_control(  # noqa: PLR0917 - the outside, in the order of design.
         ),
     )
     controller = Controller(
-        World(records, objects, network, clock, randomness),
+        World(records, objects, network, clock, randomness, suppliers=config.suppliers),
         ControllerConfig(
             identity=config.identity,
             endpoint=config.internal_url,

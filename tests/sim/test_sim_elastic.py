@@ -1,0 +1,227 @@
+"""Nodes that come for work and go after it: the real leader, gateways and agents, no real money."""
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+from dsec.providers.weather import Weather
+from elastic_world import EIGHT, Cloud, pool, running, said, scaling, submit
+from sim_world import Sim
+
+
+def test_a_burst_buys_nodes_that_go_after_it(simulate: Callable[..., None]) -> None:
+    """Six of two that fit: nodes come after the burst wait, join, work, and go; own ones stay."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            cloud = Cloud(sim)
+            await sim.records.create(pool())
+            sim.start_controller()
+            await sim.add_node("own", EIGHT)
+            await sim.ready(nodes=1)
+            uid = await submit(sim, "burst", 6)
+            await sim.until(lambda: running(sim, uid) == 2, 30)
+            await sim.clock.sleep(4)
+            assert not cloud.calls
+            await sim.until(lambda: running(sim, uid) == 6, 120)
+            assert len(await cloud.machines()) == 2
+            assert any("buys 2 nodes of c8 (on-demand)" in one for one in await said(sim))
+            await sim.client.delete("/v1/projects/lab/experiments/burst")
+            await sim.until(lambda: len(sim.agents) == 1, 300)
+            await sim.until(lambda: not sim.live(), 30)
+            await sim.clock.sleep(60)
+            assert not await cloud.machines()
+            assert (await scaling(sim))["nodes"] == []
+            names = [
+                one["metadata"]["name"] for one in (await sim.records.list("SandboxNode")).items
+            ]
+            assert names == ["own"]
+
+    simulate(scenario)
+
+
+BUDGET = {
+    "kind": "Budget",
+    "metadata": {"name": "all", "namespace": "lab"},
+    "spec": {"limit": "10.00", "currency": "USD", "period": {"kind": "total"}},
+}
+
+
+def test_a_budget_that_is_too_small_buys_nothing_and_says_so(
+    simulate: Callable[..., None],
+) -> None:
+    """No node can live its least life for 0.50: none is bought, and task and pool name why."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            cloud = Cloud(sim)
+            await sim.records.create(pool())
+            await sim.records.create({**BUDGET, "spec": {**BUDGET["spec"], "limit": "0.50"}})
+            sim.start_controller()
+            await sim.ready()
+            await submit(sim, "burst", 2)
+            await sim.clock.sleep(60)
+            assert not cloud.calls
+            (refused,) = (await scaling(sim))["refusals"]
+            assert "a budget does not cover it" in refused
+            assert "budget lab/all" in refused or "budget all" in refused, refused
+            waits = (await sim.experiment("burst"))["status"]["pendingReasons"][0]["message"]
+            assert "no node is bought for it: a budget does not cover it" in waits, waits
+
+    simulate(scenario)
+
+
+def test_a_hard_limit_holds_while_nobody_leads_for_six_hours(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight nodes at a unit an hour, a limit of 10: they end by themselves; results are there.
+
+    At most the limit and one billing unit (a minute of a node) are paid, and what has ended before
+    nobody led is collected.
+    """
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            cloud = Cloud(sim, settings={"heartbeat_seconds": 120})
+            await sim.records.create(pool(maxNodes=8))
+            await sim.records.create(BUDGET)
+            process = sim.start_controller()
+            await sim.ready()
+            short = await submit(sim, "short", 8, env={"DSEC_SIM_SECONDS": "120"})
+            uid = await submit(sim, "long", 8)
+            await sim.until(lambda: running(sim, short) + running(sim, uid) == 16, 240)
+            assert len(await cloud.machines()) == 8
+            await sim.clock.sleep(180)
+            await sim.kill(process)
+            began = sim.clock.monotonic()
+            while await cloud.machines():
+                await sim.clock.sleep(60)
+            # nothing is left that could happen
+            asyncio.get_running_loop()._virtual.now = began + 6 * 3600
+            await sim.clock.sleep(1)
+            assert not [name for name in sim.agents if name.startswith("sim-")]
+            before = await cloud.total("1.00")
+            sim.start_controller()
+            await sim.until(lambda: sim.leader() is not None, 60)
+            await sim.clock.sleep(120)
+            assert before <= await cloud.total("1.00") <= Decimal("10.00") + Decimal(1) / 60
+            done = (await sim.client.get("/v1/projects/lab/experiments/short/results")).text
+            assert len(done.splitlines()) == 8, done
+            assert done.count('"completed"') == 8
+
+    monkeypatch.setattr("dsec.agent.winddown.run_hook", _nothing)
+    simulate(scenario)
+
+
+async def _nothing(*_: Any) -> str:
+    await asyncio.sleep(0)
+    return ""
+
+
+CALLS = 8
+"""Moments at which a burst, an extension and the end of two nodes call the provider."""
+
+
+@pytest.mark.parametrize("moment", [0, 1, 7])
+def test_a_leader_that_dies_between_calls_buys_nothing_twice(
+    moment: int, simulate: Callable[..., None]
+) -> None:
+    """The next one goes on from the statuses and the provider's list: no orphan, no double."""
+    simulate(partial(_die_at, moment))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", range(CALLS))
+def test_a_leader_may_die_at_every_call(moment: int, simulate: Callable[..., None]) -> None:
+    """The same at every call."""
+    simulate(partial(_die_at, moment))
+
+
+async def _die_at(moment: int) -> None:
+    """Kill the leader before or after its n-th call, once, and see the burst through."""
+    async with Sim() as sim:
+        cloud = Cloud(sim)
+
+        async def die(_: str) -> None:
+            if len(cloud.calls) == moment + 1:
+                leader = sim.leader()
+                assert leader is not None
+                await sim.kill(leader)
+                sim.start_controller()
+                await leader.gate()
+
+        cloud.before = die
+        await sim.records.create(pool(runUntilSeconds=900))
+        sim.start_controller()
+        await sim.ready()
+        uid = await submit(sim, "burst", 4)
+        await sim.until(lambda: running(sim, uid) == 4, 300)
+        bought = await cloud.bill()
+        assert len(bought) == 2, [one.machine for one in bought]
+        await sim.clock.sleep(600)
+        await sim.client.delete("/v1/projects/lab/experiments/burst")
+        await sim.until(lambda: not sim.agents, 400)
+        await sim.clock.sleep(60)
+        assert not await cloud.machines()
+        assert len(await cloud.bill()) == 2
+        assert (await scaling(sim))["nodes"] == []
+        assert len(cloud.calls) > moment, cloud.calls
+
+
+def test_work_of_a_spot_node_goes_on_elsewhere_after_a_notice(
+    simulate: Callable[..., None],
+) -> None:
+    """W-05: the replacement is bought at the notice; what ran is preempted and starts again."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            stormy = Weather(boot=(20.0, 30.0), out={}, hazard_per_hour=6.0, seed=3)
+            cloud = Cloud(sim, stormy)
+            await sim.records.create(pool(markets=["spot"]))
+            sim.start_controller()
+            await sim.ready()
+            uid = await submit(sim, "burst", 2, taskClass="preemptible")
+            await sim.until(lambda: running(sim, uid) == 2, 200)
+            first = set(sim.agents)
+            notice = 0.0
+            while not notice:
+                await sim.clock.sleep(5)
+                events = await cloud.truth.events()
+                notice = next((one.at for one in events if one.kind == "spot-notice"), 0.0)
+            await sim.clock.sleep(20)
+            assert len(await cloud.bill()) == 2
+            text = " ".join(await said(sim))
+            assert "the provider takes node" in text
+            assert "paused and saved" in text
+            await sim.until(lambda: running(sim, uid) == 2 and not first & set(sim.agents), 300)
+
+    simulate(scenario)
+
+
+def test_the_next_way_is_taken_at_once_where_one_fails(simulate: Callable[..., None]) -> None:
+    """Two makes, the cheaper one has none: the dearer is bought in the same look."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            cloud = Cloud(sim)
+            record = pool()
+            offerings = record["spec"]["scaling"]["offerings"]
+            offerings.append({**offerings[0], "instanceType": "d8", "pricePerHour": "1.50"})
+            await sim.records.create(record)
+            cloud.refuses = "burst/east/a/c8/on-demand"
+            sim.start_controller()
+            await sim.ready()
+            uid = await submit(sim, "burst", 2)
+            await sim.until(lambda: running(sim, uid) == 2, 120)
+            assert cloud.calls == ["before buy", "after buy"] * 2
+            ends = {one.offering for one in await cloud.bill()}
+            assert ends == {"burst/east/a/d8/on-demand"}
+            (held,) = (await scaling(sim))["nodes"]
+            assert held["pricePerHour"] == "1.50"
+            backoffs = (await scaling(sim))["backoffs"]
+            assert [one["key"] for one in backoffs] == ["burst/east/a/c8/on-demand"]
+
+    simulate(scenario)

@@ -77,6 +77,10 @@ class FakeGateway:
         self.nodes: list[dict[str, Any]] = []
         self.decisions: dict[str, SandboxDecision] = {}
         self.dump = b""
+        self.costs: dict[str, Any] = {"by": "task", "items": [], "total": {}}
+        self.budgets: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.estimate: dict[str, Any] = {}
         self.app = Starlette(
             routes=[
                 Route("/readyz", lambda _: Response("ok")),
@@ -85,6 +89,8 @@ class FakeGateway:
                 Route("/v1/nodes", lambda _: JSONResponse({"items": self.nodes})),
                 Route("/v1/decisions/dump", lambda _: Response(self.dump)),
                 Route("/v1/tenants", lambda _: JSONResponse({"items": []})),
+                Route("/v1/cost", self._cost),
+                Route("/v1/budgets", lambda _: JSONResponse({"items": self.budgets})),
                 Route("/v1/projects/{p}/experiments", self._list, methods=["GET"]),
                 Route("/v1/projects/{p}/experiments", self._accept, methods=["POST"]),
                 Route("/v1/projects/{p}/experiments/{name}", self._one, methods=["GET", "DELETE"]),
@@ -125,6 +131,10 @@ class FakeGateway:
             raise ConnectionResetError("the answer is lost")
         await self.app(scope, receive, send)
 
+    async def _cost(self, request: Request) -> Response:
+        self.asked.append(request.url.query)
+        return JSONResponse(self.costs)
+
     async def _whoami(self, _: Request) -> Response:
         return JSONResponse({"user": "me"})
 
@@ -154,6 +164,8 @@ class FakeGateway:
             document["metadata"]["name"] = name
         record = Experiment.model_validate(document).record()
         record["status"] = self._status(document["spec"]["roles"][0]["replicas"])
+        if self.estimate and request.query_params["dryRun"] == "true":
+            record = {**record, "estimate": self.estimate}
         if request.query_params["dryRun"] == "false":
             self.experiments[name] = record
             self.made.set()

@@ -65,6 +65,8 @@ def _accepted(record: dict[str, Any], verb: str, output: Output) -> None:
         if record.get("changes") == []:
             print("  nothing changes" if "would" in verb else "  nothing changed")
         resolved = record.get("status", {}).get("resolved") or {}
+        for line in (record.get("estimate") or {}).get("words", []):
+            print(f"  cost: {line}")
         for warning in resolved.get("warnings", []):
             note(f"  warning: {warning}")
         note(f"  'dsec describe task {name}' says where it is and why")

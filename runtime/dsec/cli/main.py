@@ -43,6 +43,8 @@ COMMANDS: dict[str, Entry] = {
     "get": Entry("dsec.cli.look:get", "List tasks, sandboxes, nodes, tenants, pools.", _LOOK),
     "describe": Entry("dsec.cli.look:describe", "Explain one thing in words.", _LOOK),
     "explain": Entry("dsec.cli.explain:explain", "Explain a placement decision.", _LOOK),
+    "cost": Entry("dsec.cli.cost:cost", "Show what was spent, and on what.", _LOOK),
+    "budget": Entry("dsec.cli.budget:app", "Show limits, and what is left of them.", _LOOK),
     "node": Entry("dsec.cli.look:node", "List the nodes.", _LOOK),
     "logs": Entry("dsec.cli.sandboxes:logs", "Show the output of a sandbox.", _LOOK),
     "exec": Entry("dsec.cli.sandboxes:exec_", "Run a command in a live sandbox.", _CHANGE),

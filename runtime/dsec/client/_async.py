@@ -8,6 +8,7 @@ name, inputs a digest; the client repeats them itself while the outcome is not k
 from types import TracebackType
 from typing import Self
 
+from dsec.client._costs import CostVerbs
 from dsec.client._experiments import ExperimentVerbs
 from dsec.client._messages import Record, Records, items_of, object_of
 from dsec.client._queues import QueueVerbs
@@ -15,7 +16,7 @@ from dsec.client._sandboxes import SandboxVerbs
 from dsec.client.errors import DsecError
 
 
-class AsyncClient(ExperimentVerbs, QueueVerbs, SandboxVerbs):
+class AsyncClient(CostVerbs, ExperimentVerbs, QueueVerbs, SandboxVerbs):
     """The verbs of dsec. Raises the errors of `dsec.client.errors` and nothing else.
 
     Without a context, the user's own is used (see `dsec.client.context`). `inner` replaces the

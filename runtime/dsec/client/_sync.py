@@ -373,6 +373,16 @@ class Client:
         """Return the tenants that the caller may see."""
         return self._wait(self._client.tenants())
 
+    def costs(
+        self, by: str = "task", *, since: str = "", until: str = "", zone: str = ""
+    ) -> Record:
+        """Return what was spent that the caller may read; see `AsyncClient.costs`."""
+        return self._wait(self._client.costs(by, since=since, until=until, zone=zone))
+
+    def budgets(self) -> Records:
+        """Return the budgets that the caller may read: `name`, `project`, `spec`, `status`."""
+        return self._wait(self._client.budgets())
+
     def whoami(self) -> Record:
         """Return who the server takes the caller for."""
         return self._wait(self._client.whoami())

@@ -14,7 +14,7 @@ from dsec.api.names import dns_name
 from dsec.api.reasons import EndReason
 from dsec.api.records import Experiment
 from dsec.journal.bindings import Binding
-from dsec.journal.queuelog import QueueReader, folder, names
+from dsec.journal.queuelog import QueueReader, folder, keep, names
 from dsec.scaling.metrics import query_of
 from dsec.scaling.replicas.rules import Rule, needs
 from dsec.scaling.signals import Signal
@@ -24,8 +24,6 @@ from dsec.world.objects import ObjectStore, ObjectStoreError
 
 RETRY_WINDOW = timedelta(minutes=2)
 """Failures this recent make the retry rate: long enough to count, short enough to see a rise."""
-MOST_QUEUES = 1000
-"""Queues that are followed; the one asked for longest ago is read again when it is needed."""
 _NO_FAILURE = frozenset(
     {
         EndReason.COMPLETED,
@@ -108,10 +106,8 @@ class ScalingSignals:
     def _reader(self, prefix: str) -> QueueReader:
         found = self._queues.pop(prefix, None)
         if found is None:
-            while len(self._queues) >= MOST_QUEUES:
-                del self._queues[next(iter(self._queues))]
             found = QueueReader(self._objects, prefix, self._clock)
-        self._queues[prefix] = found
+        keep(self._queues, prefix, found)
         return found
 
     async def _asked(

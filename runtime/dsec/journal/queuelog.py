@@ -25,7 +25,7 @@ RETAIN_SECONDS = 3600.0
 collides; one that stood still longer starts from the newest snapshot before it writes."""
 MAX_OPEN = 1000
 MAX_HELD = 1 << 30
-"""Queues that one gateway holds in memory, and bytes of their bodies."""
+"""Queues that one process holds in memory, and bytes of their bodies."""
 LARGE = 1 << 20
 """Bytes of a state from which on a thread packs it: others' calls do not wait for one queue."""
 ITEM_ROW = 64
@@ -34,6 +34,7 @@ LOOK_SECONDS = 0.25
 """Between two looks at the log by a take that waits."""
 
 R = TypeVar("R")
+Q = TypeVar("Q", bound="QueueReader")
 Decision = Callable[[TaskQueue, float], tuple[list[Row], R]]
 """From the state and the time (UTC seconds) to rows and the answer to give once they are stored."""
 
@@ -270,6 +271,14 @@ def _packed_at(data: bytes) -> float:
     return float(head.removeprefix('{"at":').partition(",")[0])
 
 
+def keep(known: dict[str, Q], prefix: str, queue: Q) -> None:
+    """Enter the queue that is used now, and let the least recently used go for it."""
+    held = sum(one.state.bytes for one in known.values()) + queue.state.bytes
+    while known and (held > MAX_HELD or len(known) >= MAX_OPEN):
+        held -= known.pop(next(iter(known))).state.bytes
+    known[prefix] = queue
+
+
 class QueueLogs:
     """The queues that a gateway has at hand; the least recently used is read again when needed."""
 
@@ -289,10 +298,7 @@ class QueueLogs:
             # the queue may be open still, in the hands of a call that is under way
             writer = f"{self._writer}.{next(self._opened)}"
             found = QueueLog(self._objects, prefix, self._clock, writer=writer, ended=self._ended)
-        held = sum(one.state.bytes for one in self._logs.values()) + found.state.bytes
-        while self._logs and (held > MAX_HELD or len(self._logs) >= MAX_OPEN):
-            held -= self._logs.pop(next(iter(self._logs))).state.bytes
-        self._logs[prefix] = found
+        keep(self._logs, prefix, found)
         return found
 
     def open(self) -> list[tuple[str, QueueLog]]:

@@ -5,7 +5,9 @@ cards that are cut already, whole cards are taken in their order. There is a cho
 which cards are given; that for slices is in `slices`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from dsec.placement.stranding import NEVER, WHOLE, Floats, Ints
 from dsec.placement.view import ClusterView
 
 Flags = NDArray[np.bool_]
+# all fields at once: in half the time that a call by fields takes
+_claim: Callable[[tuple[Any, ...]], Claim] = partial(tuple.__new__, Claim)
 _MILLI, _MEMORY, _OPEN = int(Card.MILLI), int(Card.MEMORY), int(Card.OPEN)
 _COUNT = int(Card.COUNT)
 
@@ -108,6 +112,19 @@ class Chooser:
 class WholeChooser(Chooser):
     """Cards that are given whole or passed through."""
 
+    def __init__(
+        self,
+        view: ClusterView,
+        derived: Derived,
+        potential: Potential,
+        static: StaticClass,
+        asked: Asked,
+    ) -> None:
+        super().__init__(view, derived, potential, static, asked)
+        self._whole = Claim("", asked.mode)
+        self._part: tuple[Any, ...] = self._whole[1:]
+        """What a claim says beside the card."""
+
     def candidates(self, rows: Ints, cpu: Ints) -> tuple[Ints, Floats]:
         """Return (rows with enough cards, their cost)."""
         gpus = self.asked.gpus
@@ -142,13 +159,13 @@ class WholeChooser(Chooser):
         chosen = course.at
         course.free = [number for number in course.free if number not in chosen]
         course.chosen.append(chosen)
-        self.give(course, chosen, [Claim("", self.asked.mode)] * len(chosen))
+        self.give(course, chosen, [self._whole] * len(chosen))
 
     def held(self, spot: Spot, course: Course, turn: int) -> Held:
         """Return what a request holds that comes to a node as the one with that number."""
-        devices = spot.node.devices
+        devices, part = spot.node.devices, self._part
         uuids = tuple([devices[number].uuid for number in course.chosen[turn]])
-        return tuple([Claim(uuid, self.asked.mode) for uuid in uuids]), uuids
+        return tuple([_claim((uuid, *part)) for uuid in uuids]), uuids
 
 
 def _of_one_model(node: Node, found: list[int], gpus: int) -> list[int]:
@@ -286,7 +303,7 @@ class ClientChooser(Chooser):
             kinds, devices = self.derived.kinds_of(spot.profile), spot.node.devices
             uuids = tuple([devices[number].uuid for number in numbers])
             parts = [self._claims[kinds[number]][1:] for number in numbers]
-            claims = [Claim(uuid, *part) for uuid, part in zip(uuids, parts, strict=True)]
+            claims = [_claim((uuid, *part)) for uuid, part in zip(uuids, parts, strict=True)]
             found = known[numbers] = tuple(claims), uuids
         return found
 

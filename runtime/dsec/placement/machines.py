@@ -267,7 +267,7 @@ class Machines:
         """Return the columns of several rows."""
         if len(rows) <= _FEW:
             return [self.columns[:, row].tolist() for row in rows]
-        found: list[list[int]] = self.columns[:, rows].T.tolist()
+        found: list[list[int]] = self.columns.take(rows, axis=1).T.tolist()
         return found
 
     def states(self, row: int) -> list[CardState]:

@@ -119,7 +119,7 @@ class Pricing:
         view, known = self._view, self._known
         if len(rows) == 1 or self._chooser is None:
             return [self._course(row) for row in rows]
-        cards = np.ascontiguousarray(view.cards[:, rows].transpose(1, 2, 0))
+        cards = np.ascontiguousarray(view.cards.take(rows, axis=1).transpose(1, 2, 0))
         text, size = cards.tobytes(), cards[0].nbytes
         found: list[Course | None] = []
         for at, row in enumerate(rows):
@@ -203,18 +203,19 @@ class Pricing:
 
     def enter(self, member: Request, spot: Spot) -> Decision:
         """Book a request on a node that was priced."""
-        amounts, name = spot.amounts, spot.node.name
-        scores = self._scores(spot) if self._record else ()
+        amounts, name, chooser, course = spot.amounts, spot.node.name, self._chooser, spot.course
+        scores = self._scores(spot) if self._record else _NONE
         claims, devices, cpus = _NONE, _NONE, _NONE
-        if self._chooser is not None and spot.course is not None:
-            claims, devices = self._chooser.held(spot, spot.course, spot.count)
-        if amounts[_PINS]:
+        if chooser is not None and course is not None:
+            claims, devices = chooser.held(spot, course, spot.count)
+        if spot.cpus:
             cpus, spot.cpus = spot.cpus[: amounts[_PINS]], spot.cpus[amounts[_PINS] :]
         spot.count += 1
-        spot.members += 1
-        if self._stage is not None:
-            spot.same += 1
-            spot.every += 1
+        if not self._plain:
+            spot.members += 1
+            if self._stage is not None:
+                spot.same += 1
+                spot.every += 1
         self._entered.append(_booking((member, name, devices, cpus, amounts, claims, False)))
         return _decision((member.id, name, devices, (), scores, cpus))
 
@@ -237,19 +238,24 @@ class Pricing:
 
     def close(self, spots: Sequence[Spot]) -> None:
         """Write everything back: figures of nodes, and who holds what."""
-        used = [spot for spot in spots if spot.count]
+        view, stage, update = self._view, self._request.stage, self._potential.update
+        marks = view.marks
+        figures: list[tuple[int, list[int]]] = []
         states: list[tuple[int, States]] = []
-        for spot in used:
-            count, course = spot.count, spot.course
-            columns, marks = spot.columns, self._view.marks[spot.row]
-            book(columns, spot.needs, marks, self._request.stage, count)
+        for spot in spots:
+            count, course, columns, row = spot.count, spot.course, spot.columns, spot.row
+            if not count:
+                continue
+            book(columns, spot.needs, marks[row], stage, count)
+            figures.append((row, columns))
             if course is not None:
-                changed = dict(chain.from_iterable(course.changes[:count]))
                 *after, summed = course.after[count - 1]
-                if changed:
+                changed: States = {}
+                if course.changes:
+                    changed.update(chain.from_iterable(course.changes[:count]))
                     columns[SUMMARY] = summed
-                    states.append((spot.row, changed))
-                self._potential.update(spot.row, spot.profile, after, changed)
-        self._view.store_all([(spot.row, spot.columns) for spot in used], states)
-        self._view.touched.difference_update([spot.row for spot in used])
-        self._view.enter(self._entered)
+                    states.append((row, changed))
+                update(row, spot.profile, after, changed)
+        view.store_all(figures, states)
+        view.touched.difference_update([row for row, _ in figures])
+        view.enter(self._entered)

@@ -3,11 +3,13 @@
 It keeps what it scrapes in the pod: after a restart counts hold until there are samples again.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pulumi
 import pulumi_kubernetes as k8s
 
+from dsec_components.agents import METRICS_PORT as AGENT_METRICS_PORT
 from dsec_components.common import Component, Placed, merged_labels, meta
 from dsec_components.network import addresses, deny_all_but, names_of_hosts, pods, port
 from dsec_components.pods import CONFIG_DIGEST, PLAIN_SECURITY, RESTRICTED, probe, resources
@@ -16,6 +18,9 @@ from dsec_components.settings import digest_of
 
 PART = "prometheus"
 PHYSICAL = f"dsec-{PART}"
+PARTS = {"gateway": METRICS_PORT, "controller": METRICS_PORT, "agent": AGENT_METRICS_PORT}
+"""What is scraped, and the port of its metrics."""
+UNAWAITED = {"pulumi.com/skipAwait": "true"}
 SAMPLE_LIMIT = 50_000
 """Series of one pod; more would be a mistake that must not fill the server."""
 
@@ -38,13 +43,13 @@ class PrometheusServerArgs(Placed):
     memory_bytes: int
     """Memory request and limit, in bytes."""
     cluster_networks: list[str]
-    """CIDRs of nodes and API server, for the network policy."""
+    """CIDRs of nodes, for the network policy."""
     await_ready: bool
     """Wait until the pod is ready."""
 
 
 class PrometheusServer(Component):
-    """Deployment, Service, what it scrapes, the right to see pods of its namespace, its policy."""
+    """Deployment, Service, the names of what it scrapes, and its network policy."""
 
     url: pulumi.Output[str]
     """Where the controller asks."""
@@ -52,7 +57,7 @@ class PrometheusServer(Component):
     def __init__(
         self, name: str, args: PrometheusServerArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        """Create one server. Its rights end at the names and addresses of the platform's pods."""
+        """Create one server; it has no right in Kubernetes."""
         super().__init__(name, args, opts)
         self._namespace = args["namespace"]
         self._labels = merged_labels(PHYSICAL, name, args.get("labels"))
@@ -64,12 +69,12 @@ class PrometheusServer(Component):
             data={"prometheus.yml": text},
             opts=self._child(),
         )
-        before = [config, *self._rights(), self._policy(args["cluster_networks"])]
-        self._deployment(args, text, before)
+        self._names()
+        self._deployment(args, text, [config, self._policy(args["cluster_networks"])])
         k8s.core.v1.Service(
             f"{name}-service",
             # whoever asks copes without it: nothing waits until it answers
-            metadata=self._meta({"pulumi.com/skipAwait": "true"}),
+            metadata=self._meta(UNAWAITED),
             spec={
                 "type": "ClusterIP",
                 "selector": self._selector,
@@ -87,78 +92,61 @@ class PrometheusServer(Component):
         self.url = address(args["namespace"])
         self.register_outputs({"url": self.url})
 
-    def _meta(self, annotations: dict[str, str] | None = None) -> k8s.meta.v1.ObjectMetaArgsDict:
-        return meta(
-            PHYSICAL, self._labels, namespace=self._namespace, annotations=dict(annotations or {})
-        )
+    def _meta(self, annotations: Mapping[str, str] | None = None) -> k8s.meta.v1.ObjectMetaArgsDict:
+        return meta(PHYSICAL, self._labels, namespace=self._namespace, annotations=annotations)
 
     def _scraping(self, args: PrometheusServerArgs) -> dict[str, Any]:
-        """Return prometheus.yml: every running pod of the namespace that says it has metrics."""
-        label = "__meta_kubernetes_pod_"
+        """Return prometheus.yml: every ready pod of each part, by the name of its Service.
+
+        Names are enough, so that the server needs no right in Kubernetes at all.
+        """
         return {
             "global": {"scrape_interval": f"{args['scrape_seconds']}s", "scrape_timeout": "5s"},
             "scrape_configs": [
                 {
-                    "job_name": "dsec",
+                    "job_name": f"dsec-{part}",
                     "sample_limit": SAMPLE_LIMIT,
-                    "kubernetes_sd_configs": [
-                        {"role": "pod", "namespaces": {"names": [args["namespace"]]}}
-                    ],
-                    "relabel_configs": [
+                    "dns_sd_configs": [
                         {
-                            "source_labels": [f"{label}annotation_prometheus_io_scrape"],
-                            "regex": "true",
-                            "action": "keep",
-                        },
-                        {
-                            "source_labels": [f"{label}phase"],
-                            "regex": "Running",
-                            "action": "keep",
-                        },
-                        {
-                            "source_labels": [
-                                f"{label}ip",
-                                f"{label}annotation_prometheus_io_port",
+                            "names": [
+                                pulumi.Output.concat(_scraped(part), ".", args["namespace"], ".svc")
                             ],
-                            "separator": ":",
-                            "target_label": "__address__",
-                        },
-                        {
-                            "source_labels": [f"{label}label_app_kubernetes_io_name"],
-                            "target_label": "part",
-                        },
-                        {"source_labels": [f"{label}name"], "target_label": "pod"},
-                        {"source_labels": [f"{label}node_name"], "target_label": "node"},
+                            "type": "A",
+                            "port": number,
+                            "refresh_interval": "10s",
+                        }
                     ],
                 }
+                for part, number in PARTS.items()
             ],
         }
 
-    def _rights(self) -> list[pulumi.Resource]:
-        account = k8s.core.v1.ServiceAccount(
-            f"{self._name_prefix}-account",
-            metadata=self._meta(),
-            automount_service_account_token=False,
-            opts=self._child(),
-        )
-        role = k8s.rbac.v1.Role(
-            f"{self._name_prefix}-role",
-            metadata=self._meta(),
-            rules=[{"api_groups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
-            opts=self._child(),
-        )
-        binding = k8s.rbac.v1.RoleBinding(
-            f"{self._name_prefix}-binding",
-            metadata=self._meta(),
-            role_ref={
-                "api_group": "rbac.authorization.k8s.io",
-                "kind": "Role",
-                "name": PHYSICAL,
-            },
-            subjects=[{"kind": "ServiceAccount", "name": PHYSICAL, "namespace": self._namespace}],
-            opts=self._child(depends_on=[role]),
-        )
-        return [account, binding]
+    def _names(self) -> None:
+        """Make a name for the pods of each part: a Service without an address of its own."""
+        for part, number in PARTS.items():
+            k8s.core.v1.Service(
+                f"{self._name_prefix}-{part}",
+                metadata=meta(
+                    _scraped(part),
+                    self._labels,
+                    namespace=self._namespace,
+                    annotations=UNAWAITED,
+                ),
+                spec={
+                    "type": "ClusterIP",
+                    "cluster_ip": "None",
+                    "selector": {"app.kubernetes.io/name": f"dsec-{part}"},
+                    "ports": [
+                        {
+                            "name": "metrics",
+                            "port": number,
+                            "target_port": number,
+                            "protocol": "TCP",
+                        }
+                    ],
+                },
+                opts=self._child(),
+            )
 
     def _policy(self, cluster_networks: list[str]) -> pulumi.Resource:
         networks = addresses(cluster_networks)
@@ -176,7 +164,7 @@ class PrometheusServer(Component):
                 egress=[
                     names_of_hosts(),
                     {"to": scraped, "ports": [port(METRICS_PORT)]},
-                    # API server, and agents at the addresses of their nodes
+                    # agents are at the addresses of their nodes
                     {"to": networks},
                 ],
             ),
@@ -211,7 +199,7 @@ class PrometheusServer(Component):
                 {"name": "data", "mount_path": "/data"},
             ],
         }
-        annotations = {} if args["await_ready"] else {"pulumi.com/skipAwait": "true"}
+        annotations = {} if args["await_ready"] else UNAWAITED
         k8s.apps.v1.Deployment(
             f"{self._name_prefix}-deployment",
             metadata=self._meta(annotations),
@@ -226,8 +214,7 @@ class PrometheusServer(Component):
                         "annotations": {CONFIG_DIGEST: text.apply(digest_of)},
                     },
                     "spec": {
-                        "service_account_name": PHYSICAL,
-                        "automount_service_account_token": True,
+                        "automount_service_account_token": False,
                         "enable_service_links": False,
                         "security_context": PLAIN_SECURITY,
                         "termination_grace_period_seconds": 15,
@@ -246,3 +233,7 @@ class PrometheusServer(Component):
 def address(namespace: pulumi.Input[str]) -> pulumi.Output[str]:
     """Return the URL of a namespace's server."""
     return pulumi.Output.concat(f"http://{PHYSICAL}.", namespace, f".svc:{PROMETHEUS_PORT}")
+
+
+def _scraped(part: str) -> str:
+    return f"dsec-{part}-metrics"

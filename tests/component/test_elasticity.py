@@ -1,13 +1,17 @@
 """Components of elasticity: pools that grow, budgets, and the platform's own Prometheus."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pulumi
 import pytest
+import yaml
 from conftest import Run, plain
 from dsec.api.config import PlatformConfig, platform_config
 from dsec.api.mistakes import DocumentError
+from dsec.rules import POOL_RULES, check
 from dsec_components.budget import Budget
 from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool
 from dsec_components.platform import Platform
@@ -182,23 +186,26 @@ def test_prometheus_is_off_unless_asked_for(run: Run) -> None:
 
 
 def test_prometheus_scrapes_the_platforms_pods_and_the_controller_knows_it(run: Run) -> None:
-    """Least rights: the pods of its own namespace, nothing of the node, nothing to write."""
+    """Least rights: none in Kubernetes, nothing of the node, nothing to write."""
     made = _platform(run, prometheus=SERVER | {"scrape_seconds": 5, "retention_hours": 2})
     config = json.loads(made.named("dsec-runtime-settings-config").inputs["data"]["config.json"])
     assert config["scaling"] == {"prometheus": "http://dsec-prometheus.dsec-system.svc:9090"}
     name = "dsec-runtime-prometheus"
-    rules = plain(made.named(f"{name}-role").inputs)["rules"]
-    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    assert [one for one in made.of(":ClusterRole") if "prometheus" in one.name] == []
+    assert [one for one in made.resources if "rbac" in one.typ and name in one.name] == []
     text = made.named(f"{name}-config").inputs["data"]["prometheus.yml"]
     scraping = json.loads(text)
     assert scraping["global"]["scrape_interval"] == "5s"
-    (job,) = scraping["scrape_configs"]
-    assert job["kubernetes_sd_configs"] == [
-        {"role": "pod", "namespaces": {"names": ["dsec-system"]}}
-    ]
+    asked = {}
+    for job in scraping["scrape_configs"]:
+        (found,) = job["dns_sd_configs"]
+        asked[job["job_name"]] = (found["names"], found["port"])
+    assert asked == {
+        f"dsec-{part}": ([f"dsec-{part}-metrics.dsec-system.svc"], port)
+        for part, port in (("gateway", 9090), ("controller", 9090), ("agent", 7444))
+    }
     pod = plain(made.named(f"{name}-deployment").inputs)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert "--storage.tsdb.retention.time=2h" in container["args"]
@@ -218,6 +225,18 @@ def test_a_named_prometheus_stays_the_one_that_is_asked(run: Run) -> None:
     made = _platform(run, prometheus=SERVER, scaling={"prometheus": "http://mine:9090"})
     config = json.loads(made.named("dsec-runtime-settings-config").inputs["data"]["config.json"])
     assert config["scaling"] == {"prometheus": "http://mine:9090"}
+
+
+def test_the_example_of_the_documentation_holds() -> None:
+    """What docs/platform-engineers.md shows is a configuration, and breaks no rule of pools."""
+    page = (Path(__file__).parents[2] / "docs" / "platform-engineers.md").read_text()
+    (block,) = re.findall(r"```yaml\n(pools:.*?)```", page, re.DOTALL)
+    shown = yaml.safe_load(block)
+    tenants = {"rollouts": {"projects": ["rollouts"]}}
+    config = platform_config({"images": IMAGES, "tenants": tenants, **shown})
+    assert set(config.budgets) == {"rollouts", "burst"}
+    asked = config.pools["burst"].wire()
+    assert check(asked, name="burst", rules=POOL_RULES, kind="SandboxNodePool") == []
 
 
 def _mistakes(**extra: Any) -> list[str]:

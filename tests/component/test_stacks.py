@@ -11,8 +11,10 @@ import pulumi
 import pytest
 import yaml
 from conftest import Recorder, Run, plain
+from dsec.rules import POOL_RULES, check
 
 STACKS = Path(__file__).parents[2] / "stacks"
+BUILT = ("runtime", "agent", "sandbox-base", "prometheus")
 NAMES = sorted(path.name.split(".")[1] for path in STACKS.glob("Pulumi.*.yaml"))
 
 
@@ -29,9 +31,7 @@ def program(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     (local / "cluster.json").write_text(
         json.dumps({"network": "10.99.0.0/16", "s3AccessKey": "a", "s3SecretKey": "hidden"})
     )
-    (local / "images.json").write_text(
-        json.dumps({name: f"r/{name}@sha256:1" for name in ("runtime", "agent", "sandbox-base")})
-    )
+    (local / "images.json").write_text(json.dumps({name: f"r/{name}@sha256:1" for name in BUILT}))
     (local / "kubeconfig").write_text("apiVersion: v1")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -73,7 +73,14 @@ def test_a_stack_previews_without_credentials(name: str, mode: bool, program: An
 
 @pytest.mark.parametrize(
     ("name", "gateways", "controllers"),
-    [("demo", 1, 1), ("local", 1, 1), ("onprem", 2, 2), ("prod", 3, 2), ("small", 2, 2)],
+    [
+        ("demo", 1, 1),
+        ("hybrid", 2, 2),
+        ("local", 1, 1),
+        ("onprem", 2, 2),
+        ("prod", 3, 2),
+        ("small", 2, 2),
+    ],
 )
 def test_stages_differ_in_size(name: str, gateways: int, controllers: int, program: Any) -> None:
     """IAC-10, IAC-12: a stage is a preset that switches deployed values."""
@@ -83,7 +90,21 @@ def test_stages_differ_in_size(name: str, gateways: int, controllers: int, progr
     assert counts == {
         "dsec-runtime-gateway-deployment": gateways,
         "dsec-runtime-controller-deployment": controllers,
+        **({"dsec-runtime-prometheus-deployment": 1} if name in {"local", "hybrid"} else {}),
     }
+
+
+def test_a_stage_that_buys_nodes_says_what_they_may_cost(program: Any) -> None:
+    """The pool has bounds of its own, and budgets limit pool and project."""
+    made = program({**settings("hybrid"), "dsec:kubeconfig": "apiVersion: v1"})
+    pools = {one.inputs["metadata"]["name"]: one for one in made.of(":SandboxNodePool")}
+    asked = plain(pools["burst"].inputs)["spec"]
+    assert check(asked, name="burst", rules=POOL_RULES, kind="SandboxNodePool") == []
+    budgets = {one.inputs["metadata"]["name"] for one in made.of("v1alpha1:Budget")}
+    assert budgets == {"rollouts", "burst"}
+    assert [one.inputs["metadata"]["name"] for one in made.of("apps/v1:DaemonSet")] == [
+        "dsec-agent"
+    ]
 
 
 def test_only_first_stages_trust_a_registry_blindly(program: Any) -> None:

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 ORIGINALS = Path(os.environ.get("DSEC_TASK_DOCUMENTS", ROOT.parent / "shared" / "data" / "tasks"))
+OF_THE_STACK = {"walk", "example-roles", "example-elastic"}
 LOWERED = ROOT / "stacks" / "documents"
 TENANT = "/apis/dsec.dev/v1alpha1/tenants/demo"
 NODES = "/apis/dsec.dev/v1alpha1/sandboxnodes"
@@ -228,9 +229,9 @@ def test_an_edit_is_shown_field_by_field(shell: Shell, tmp_path: Path) -> None:
     told = shell.data("apply", "-f", str(file))
     assert told["changes"] == []
     wait("one of the two has gone", lambda: shell.status("cooperation").get("desired") == 3)
-    names = shell.names() - {"walk", "example-roles"}
+    names = shell.names() - OF_THE_STACK
     shell.gone(*sorted(names))
-    assert shell.names() == {"walk", "example-roles"}
+    assert shell.names() == OF_THE_STACK
 
 
 def test_a_tag_is_pinned_by_the_registry(shell: Shell, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Tests run in order: each goes on where the one before stopped.
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -40,19 +41,57 @@ def test_up_makes_a_platform_that_runs_what_the_stack_declares(
     text = stack.bring_up()
     assert "error" not in text.lower()
     client: httpx2.Client = request.getfixturevalue("client")
-    for name in ("example-roles", "walk"):
+    for name in ("example-roles", "example-elastic", "walk"):
         wait(f"{name} is ready", lambda n=name: ready(client, n))
     listed = client.get("/v1/projects/demo/sandboxes", params={"state": "running"}).json()
     by_role = {(one["identity"]["experiment"], one["identity"]["role"]) for one in listed["items"]}
     assert by_role == {
         ("example-roles", "trainer"),
         ("example-roles", "worker"),
+        ("example-elastic", "worker"),
         ("walk", "trainer"),
         ("walk", "sim"),
     }
     node = stack.get(f"/apis/dsec.dev/v1alpha1/sandboxnodes/{stack.cluster.node_name}")
     assert node["spec"]["pool"] == "local"
     assert node["spec"]["labels"] == {"region": "local"}
+
+
+def test_a_burst_that_prometheus_shows_raises_replicas(client: httpx2.Client) -> None:
+    """A role's own PromQL, asked of the stack's server: a queue fills, its role grows to its most.
+
+    The queue stays full, so that the next test sees whether `up` minds a count that is not its own.
+    """
+    where = "/v1/projects/demo/experiments/example-elastic"
+    items = [{"id": f"t{n}", "body": "x"} for n in range(40)]
+    put = client.post(f"{where}/queues/work/put", json={"items": items})
+    assert put.status_code == 200, put.text
+
+    def scaling() -> dict[str, Any]:
+        return dict(client.get(where).json()["status"]["scaling"][0])
+
+    def running() -> int:
+        asked = {"experiment": "example-elastic", "state": "running"}
+        return len(client.get("/v1/projects/demo/sandboxes", params=asked).json()["items"])
+
+    wait("three workers run", lambda: running() == 3, 90)
+    told = scaling()
+    assert told["message"].startswith("raised from 1 to 3"), told["message"]
+    assert {"name": "queue_depth", "value": 40} in [
+        {key: one.get(key) for key in ("name", "value")} for one in told["readings"]
+    ]
+
+
+def test_prometheus_scrapes_every_part(stack: Stack) -> None:
+    """Gateway, controller and agent are there, and nothing else."""
+    query = quote("count by (job) (up == 1)")
+    server = "/api/v1/namespaces/dsec-system/services/http:dsec-prometheus:9090/proxy"
+    found = stack.get(f"{server}/api/v1/query?query={query}")["data"]["result"]
+    assert {one["metric"]["job"]: one["value"][1] for one in found} == {
+        "dsec-gateway": "1",
+        "dsec-controller": "1",
+        "dsec-agent": "1",
+    }
 
 
 def test_nothing_drifts_while_it_works(stack: Stack) -> None:
@@ -76,7 +115,9 @@ def test_the_stack_changes_a_live_limit_and_takes_an_experiment_away(
     answer = client.get("/v1/projects/demo/experiments/walk")
     assert answer.status_code == 404
     running = client.get("/v1/projects/demo/sandboxes", params={"state": "running"}).json()["items"]
-    assert {one["identity"]["experiment"] for one in running} == {"example-roles"}
+    assert {one["identity"]["experiment"] for one in running} == {
+        *("example-roles", "example-elastic")
+    }
     document = (
         "metadata: {name: theirs}\nspec:\n  entrypoint: [sleep, '600']\n"
         "  resources: {cpu: 150m, memory: 64Mi}\n"

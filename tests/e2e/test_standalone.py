@@ -57,6 +57,52 @@ def test_the_first_sandbox_prints_one(state: StandaloneState, dsec: Callable[...
     assert [item["end"]["stdout"] for item in items] == ["1\n"]
 
 
+INSIDE = """
+import json, os, urllib.error, urllib.request
+def call(path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(os.environ["DSEC_API_ENDPOINT"] + path, data)
+    with urllib.request.urlopen(asked, timeout=50) as answer:
+        return json.loads(answer.read())
+print(call("/v1/queue/sums/put", {"items": [{"id": "one", "body": "20 + 22"}]})["accepted"])
+(item,) = call("/v1/queue/sums/take", {"call": "t1", "waitSeconds": 10})["items"]
+print(eval(item["body"]), call("/v1/queue/sums/ack", {"receipts": [item["receipt"]]})["done"])
+print(call("/v1/queue/sums")["acknowledged"])
+try:
+    call("/v1/scale", {"replicas": 9, "role": "trainer"})
+except urllib.error.HTTPError as error:
+    print(error.code, json.loads(error.read())["code"])
+"""
+
+
+def test_a_sandbox_works_through_a_queue(
+    state: StandaloneState, dsec: Callable[..., str], tmp_path: Path
+) -> None:
+    """From inside, by its own identity: put, take, acknowledge; another role's count is refused."""
+    assert state
+    task = tmp_path / "sums.yaml"
+    role = {
+        "name": "worker",
+        "replicas": 1,
+        "image": "base",
+        "command": ["python3", "-c", INSIDE],
+        "completion": "run-to-end",
+        "resources": {"cpuMilli": 100, "memoryBytes": 128 << 20},
+    }
+    document = {
+        "apiVersion": "dsec.dev/v1alpha1",
+        "kind": "Experiment",
+        "metadata": {"name": "sums"},
+        "spec": {"roles": [role]},
+    }
+    task.write_text(json.dumps(document))
+    dsec("submit", "-f", str(task))
+    dsec("wait", "sums")
+    (item,) = json.loads(dsec("results", "sums", "--output", "json"))["items"]
+    lines = item["end"]["stdout"].splitlines()
+    assert lines == ["1", "42 1", "1", "403 denied"], item["end"]
+
+
 def test_a_decision_is_dumped_and_made_again(
     state: StandaloneState, dsec: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from dsec.agent.core import SEQ_PER_INCARNATION, Core
 from dsec.agent.deadline import Deadline
 from dsec.agent.entry import Entry, Stop
 from dsec.agent.feed import Feed
+from dsec.agent.inside import Inside
 from dsec.agent.life import Ground, Life, destroy
 from dsec.agent.metrics import Metrics
 from dsec.agent.nodeinfo import offered
@@ -127,6 +128,7 @@ class Agent:
             commit=self.spool.commit,
         )
         outside.substrate.on_heartbeat = self._heartbeat
+        outside.substrate.on_call = Inside(self.core, self.uplink).call
         self.deadline = Deadline(config.state_dir, outside.clock, boot_id, durable=config.durable)
         self.wind_down = WindDown(self, self.deadline)
         self.notices: dict[str, NodeNotice] = {}

@@ -9,19 +9,31 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
+from dsec.api.wire import ErrorBody
+
 _log = structlog.get_logger(__name__)
-START, EXEC, KILL, STOP, ARM = 1, 2, 3, 4, 5
-READY, STDOUT, STDERR, EXIT, HEARTBEAT, END, NOTE = 16, 17, 18, 19, 20, 21, 22
+START, EXEC, KILL, STOP, ARM, FORWARDS, ANSWER = 1, 2, 3, 4, 5, 6, 7
+READY, STDOUT, STDERR, EXIT, HEARTBEAT, END, NOTE, CALL = 16, 17, 18, 19, 20, 21, 22, 23
+CALLS_SINCE = 2
+"""Version of an init that passes calls of programs on."""
+MOST_CALLS = 8
+"""Calls of one sandbox at once, as on the Rust side."""
+MOST_ANSWER = 4 << 20
+"""Bytes of one answer: init holds it, outside of the sandbox's memory limit."""
 _HEADER = struct.Struct(">BII")
 _MAX_BUFFERED = 16 << 20
 MOST_PAYLOAD = 64 << 20
 """Bytes of one frame, as on the Rust side: a guest that took init over cannot fill the agent."""
+
+
+OnCall = Callable[[str, str, bytes], Awaitable[tuple[int, bytes]]]
+"""From method, path and body of a program's call to status and JSON body of its answer."""
 
 
 class LinkClosedError(Exception):
@@ -73,11 +85,14 @@ class InitLink:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_heartbeat: Callable[[dict[str, object]], None],
+        on_call: OnCall | None = None,
     ) -> None:
         """Take over a fresh connection; `connect` makes one."""
         self._reader = reader
         self._writer = writer
         self._on_heartbeat = on_heartbeat
+        self._on_call = on_call
+        self._calls: set[asyncio.Task[None]] = set()
         self._streams: dict[int, ExecStream] = {}
         # ids of an earlier agent process may still be in use by init
         self._next_id = int.from_bytes(os.urandom(3), "big") + 1
@@ -89,16 +104,23 @@ class InitLink:
 
     @classmethod
     async def connect(
-        cls, directory: Path, name: str, on_heartbeat: Callable[[dict[str, object]], None]
+        cls,
+        directory: Path,
+        name: str,
+        on_heartbeat: Callable[[dict[str, object]], None],
+        on_call: OnCall | None = None,
     ) -> "InitLink":
-        """Connect and wait for init's first words. Raises OSError, LinkClosedError."""
+        """Connect and wait for init's first words. Raises OSError, LinkClosedError.
+
+        Without `on_call`, programs are told that this node passes no calls on.
+        """
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path = f"/proc/self/fd/{fd}/{name}"
             reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
         finally:
             os.close(fd)
-        link = cls(reader, writer, on_heartbeat)
+        link = cls(reader, writer, on_heartbeat, on_call)
         try:
             kind, _, payload = await link._frame()
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -111,6 +133,9 @@ class InitLink:
             writer.close()
             raise LinkClosedError(f"init began with frame kind {kind}")
         link.ready = json.loads(payload)
+        version = link.ready.get("version")
+        if on_call is not None and isinstance(version, int) and version >= CALLS_SINCE:
+            await link.send(FORWARDS)
         link._task = asyncio.create_task(link._read(), name="initlink")
         return link
 
@@ -130,6 +155,8 @@ class InitLink:
         except LinkClosedError as error:
             _log.warning("link to init closed", error=str(error))
         finally:
+            for call in self._calls:
+                call.cancel()
             self.closed.set()
             self._news.set()
             for stream in self._streams.values():
@@ -142,6 +169,10 @@ class InitLink:
     async def _dispatch(self, kind: int, command: int, payload: bytes) -> None:
         if kind == HEARTBEAT:
             self._on_heartbeat(json.loads(payload))
+        elif kind == CALL and self._on_call is not None:
+            task = asyncio.create_task(self._serve(self._on_call, command, payload))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
         elif kind == END:
             if not self.end.done():
                 self.end.set_result(json.loads(payload))
@@ -153,6 +184,25 @@ class InitLink:
             while stream.buffered > _MAX_BUFFERED and command in self._streams:
                 stream.drained.clear()
                 await stream.drained.wait()
+
+    async def _serve(self, on_call: OnCall, call: int, payload: bytes) -> None:
+        """Have one call made and send its answer: beside all other frames, which wait for none."""
+        status, body = 429, _refusal("busy", f"{MOST_CALLS} calls are on their way already")
+        if len(self._calls) <= MOST_CALLS:
+            try:
+                size = int.from_bytes(payload[:4], "big")
+                head = json.loads(payload[4 : 4 + size])
+                method, path = str(head["method"]), str(head["path"])
+            except (ValueError, TypeError, KeyError):
+                status, body = 400, _refusal("invalid", "this is no call")
+            else:
+                status, body = await on_call(method, path, payload[4 + size :])
+        if len(body) > MOST_ANSWER:
+            why = f"the answer has {len(body)} bytes; at most {MOST_ANSWER} are given here"
+            status, body = 413, _refusal("too-large", why)
+        text = json.dumps({"status": status}).encode()
+        with contextlib.suppress(LinkClosedError):
+            await self.send(ANSWER, call, len(text).to_bytes(4, "big") + text + body)
 
     async def send(self, kind: int, command: int = 0, payload: bytes = b"") -> None:
         """Send one frame. Raises LinkClosedError."""
@@ -198,3 +248,7 @@ class InitLink:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self._writer.close()
+
+
+def _refusal(code: str, message: str) -> bytes:
+    return ErrorBody(code=code, message=message).model_dump_json(by_alias=True).encode()

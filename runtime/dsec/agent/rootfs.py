@@ -18,7 +18,8 @@ OUTPUT = "/output"
 IDENTITY_FILE = "/workspace/.dsec/identity.json"
 ITEM_FILE = "/workspace/.dsec/item"
 PLUGIN_HOME = "/opt/dsec/plugins"
-HEARTBEAT = "http://ctrl-plane:8080/heartbeat"
+API = "http://ctrl-plane:8080"
+HEARTBEAT = f"{API}/heartbeat"
 _MIB = 1 << 20
 
 
@@ -94,6 +95,7 @@ def environment(spec: SandboxSpec, image_env: dict[str, str]) -> dict[str, str]:
         "DSEC_CACHE_PATH": CACHE_PATH,
         "DSEC_HB_INTERVAL": f"{spec.heartbeat_seconds:g}",
         "DSEC_HB_ENDPOINT": HEARTBEAT,
+        "DSEC_API_ENDPOINT": API,
         "DSEC_TENANT_ID": identity.tenant,
         "DSEC_SANDBOX_ID": identity.id,
         "DSEC_GPU_LIST": gpus,

@@ -30,7 +30,7 @@ SHIP_SECONDS = 1.0
 """Rows gather this long before they are shipped: one call, and one object, for many."""
 QUIET_TRIES = 3
 """Refusals in a row before they are logged: a gateway may learn late that the node exists."""
-ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS = 120.0, 30.0, 10.0
+ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS, ASK_SECONDS = 120.0, 30.0, 10.0, 40.0
 """Limits for the gateway to answer; a gateway that hangs must not look like a silent node."""
 DIRECT = "-"
 """Stands for the experiment of a sandbox that was created directly, in paths."""
@@ -55,6 +55,7 @@ class RefusedError(Exception):
         super().__init__(f"{status} {code}: {message}")
         self.status = status
         self.code = code
+        self.message = message
 
 
 class FencedError(RefusedError):
@@ -93,25 +94,38 @@ class Uplink:
         self._clock = clock
         self._randomness = randomness
         self._client = network.client(gateway, timeout=ARTIFACT_SECONDS)
+        # programs that wait for work hold connections: never those of journal and artifacts
+        self._asking = network.client(gateway, timeout=ASK_SECONDS)
         self._identified = asyncio.Event()
         if identified:
             self._identified.set()
 
     async def renew(self, *, identified: bool) -> None:
         """Replace the pooled connections: those open now were made with the old identity."""
-        old, self._client = (
-            self._client,
-            self._network.client(self._gateway, timeout=ARTIFACT_SECONDS),
-        )
+        old = self._client, self._asking
+        self._client = self._network.client(self._gateway, timeout=ARTIFACT_SECONDS)
+        self._asking = self._network.client(self._gateway, timeout=ASK_SECONDS)
         if identified:
             self._identified.set()
         else:
             self._identified.clear()
-        await old.aclose()
+        for client in old:
+            await client.aclose()
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+        await self._asking.aclose()
+
+    async def ask(self, method: str, path: str, body: bytes) -> bytes:
+        """Make a call in the name of a sandbox; return the answer. Raises AwayError, RefusedError.
+
+        What is said to be safe to repeat is so for takes and puts: they carry their own keys.
+        """
+        answer = await self._call(
+            method, path, body.decode(errors="replace"), limit=ASK_SECONDS, client=self._asking
+        )
+        return answer.content
 
     async def register(self, registration: NodeRegistration, token: str = "") -> NodeAdmission:
         """Introduce the node. Raises AwayError, RefusedError (for example a used token)."""
@@ -221,13 +235,14 @@ class Uplink:
         headers: dict[str, str] | None = None,
         *,
         limit: float = ARTIFACT_SECONDS,
+        client: httpx2.AsyncClient | None = None,
     ) -> httpx2.Response:
         if path != REGISTER and not self._identified.is_set():
             raise AwayError("the node has no certificate that counts now")
         content = body.encode() if isinstance(body, str) else body
         kind = "application/json" if isinstance(body, str) else "application/octet-stream"
         try:
-            answer = await self._client.request(
+            answer = await (client or self._client).request(
                 method,
                 path,
                 content=content,

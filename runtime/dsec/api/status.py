@@ -141,6 +141,8 @@ class OverrideKind(StrEnum):
     PAUSE = "pause"
     FREEZE = "freeze"
     HOLD = "hold"
+    REQUEST = "request"
+    """A count that the task itself wants; the scaler of the role decides, and drops it."""
 
 
 class Override(WireModel):

@@ -18,7 +18,7 @@ from dsec.api.meta import ConditionStatus, condition_of
 from dsec.api.reasons import PendingReason
 from dsec.api.records import Experiment
 from dsec.api.status import ExperimentCondition, ExperimentStatus, Override, OverrideKind
-from dsec.controllers.replicas import current, desired_of
+from dsec.controllers.replicas import current, desired_of, requested_of
 from dsec.controllers.scaling_signals import ScalingSignals
 from dsec.journal.bindings import Bindings
 from dsec.journal.history import HistoryWriter
@@ -113,9 +113,13 @@ class ReplicaScaler:
         for role in elastic:
             rule = rule_of(role, spec)
             old = known.get(role.name) or RoleScaling(role=role.name)
-            left = self._left(uid, rule, old, now)
+            # what a task asks for itself is answered at once, not at the end of a period
+            asked = requested_of(role, overrides)
+            left = 0.0 if asked is not None else self._left(uid, rule, old, now)
             if left <= SOON:
-                found[role.name] = await self._round(experiment, role, rule, old, counts[role.name])
+                found[role.name] = await self._round(
+                    experiment, role, rule, old, counts[role.name], asked=asked
+                )
                 rounds.add(role.name)
                 waits.append(rule.period_seconds)
             else:
@@ -154,7 +158,14 @@ class ReplicaScaler:
         return rule.period_seconds - min(max(gone, 0.0), rule.period_seconds)
 
     async def _round(
-        self, experiment: Experiment, role: Role, rule: Rule, old: RoleScaling, count: int
+        self,
+        experiment: Experiment,
+        role: Role,
+        rule: Rule,
+        old: RoleScaling,
+        count: int,
+        *,
+        asked: int | None,
     ) -> RoleScaling:
         uid, status = experiment.metadata.uid, experiment.status
         own = self.bindings.of_experiment(uid)
@@ -174,6 +185,7 @@ class ReplicaScaler:
             budget=money.budget,
             worth=money.worth,
             spare=money.spare,
+            requested=asked,
             grow=self.switches.growth,
             shrink=self.switches.shrink,
         )
@@ -213,11 +225,9 @@ class ReplicaScaler:
             )
             for name, one in sorted(changed.items())
         ]
-        kept = [
-            one
-            for one in status.overrides
-            if one.kind is not OverrideKind.SCALE or one.role not in changed
-        ]
+        # a request that was looked at is answered, whatever the answer was
+        over = {OverrideKind.SCALE: set(changed), OverrideKind.REQUEST: set(found)}
+        kept = [one for one in status.overrides if one.role not in over.get(one.kind, set())]
         states = {one.role: one for one in status.scaling if one.role in declared} | dict(found)
         fresh = status.model_copy(
             update={

@@ -86,6 +86,14 @@ def desired_of(role: Role, overrides: Sequence[Override]) -> int:
     return role.replicas
 
 
+def requested_of(role: Role, overrides: Sequence[Override]) -> int | None:
+    """Return the count that the task itself asked for and nobody has looked at; None: none."""
+    for override in overrides:
+        if override.kind is OverrideKind.REQUEST and override.role == role.name:
+            return override.replicas
+    return None
+
+
 def current(overrides: Sequence[Override], roles: Sequence[Role], now: datetime) -> list[Override]:
     """Return the overrides that still hold: not lapsed, and their declared field is unchanged."""
     declared = {role.name: role.replicas for role in roles}

@@ -1,4 +1,4 @@
-"""What agents call: register, journal, artifacts, inputs. The caller is its client certificate.
+"""What agents call, for themselves and for programs inside. Who calls, its certificate says.
 
 An agent holds no credential of any store: the gateway writes for it, after it has checked that the
 sandbox is bound to that very node. A copy that does not count is told `fenced` and changes nothing.
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.wire import JournalPush, JournalRow
+from dsec.gateway import inside
 from dsec.gateway.calls import (
     CORRELATION,
     as_error,
@@ -69,6 +70,9 @@ def routes(gateway: Gateway) -> list[Route]:
         at("PUT", "artifacts/{project}/{experiment}/{sandbox}/{path:path}", artifact),
         at("POST", "artifacts/{project}/{experiment}/{sandbox}", scene),
         at("GET", "inputs/{project}/{sha256}", read_input),
+        at("GET", "sandboxes/{sandbox}/queues/{queue}", inside.queue),
+        at("POST", "sandboxes/{sandbox}/queues/{queue}/{verb}", inside.queue),
+        at("POST", "sandboxes/{sandbox}/scale", inside.scale),
     ]
 
 

@@ -32,7 +32,7 @@ TABLE = (
     Api("GET", EXPERIMENT + "/results", experiments.results, "get", "experiments"),
     Api("PUT", PROJECT + "/inputs/{sha256}", experiments.put_input, "create", "experiments"),
     Api("GET", QUEUES, queues.list_all, "get", "experiments", "queues"),
-    Api("GET", QUEUES + "/{queue}", queues.status, "get", "experiments", "queues"),
+    Api("GET", QUEUES + "/{queue}", queues.read, "get", "experiments", "queues"),
     *(
         # work goes by thousands a second and is no change of what is declared: it is not audited
         Api("POST", f"{QUEUES}/{{queue}}/{verb}", handler, "update", "experiments", "queues", False)

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -13,14 +12,14 @@ from dsec.api.changes import changes
 from dsec.api.decisions import SandboxDecision
 from dsec.api.describe import describe as in_words
 from dsec.api.experiment import MAX_REPLICAS, ExperimentSpec
-from dsec.api.names import dns_name
 from dsec.api.reaping import Mark
 from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxStatus
 from dsec.api.status import Override, OverrideKind
 from dsec.gateway.calls import DOCUMENT_BYTES, INPUT_BYTES, Call
 from dsec.gateway.costs import estimated
-from dsec.gateway.errors import ApiError, invalid, not_found
+from dsec.gateway.errors import ApiError, invalid
+from dsec.gateway.overrides import experiment_of, override, scaled
 from dsec.journal.bindings import Binding
 from dsec.journal.inputs import ITEM_BYTES, input_key
 from dsec.world.cache import first_of
@@ -218,7 +217,7 @@ async def freeze(call: Call) -> Response:
             return kept
         return [*kept, _override(call, OverrideKind.FREEZE)]
 
-    return await _override_status(call, change)
+    return JSONResponse(await override(call.gateway, call.project, call.path("name"), change))
 
 
 async def scale(call: Call) -> Response:
@@ -226,27 +225,15 @@ async def scale(call: Call) -> Response:
     wanted = await call.model(ScaleCall)
 
     def change(experiment: Experiment) -> list[Override]:
-        role = next((r for r in experiment.spec.roles if r.name == wanted.role), None)
-        if role is None:
-            names = ", ".join(one.name for one in experiment.spec.roles)
-            raise invalid("role", wanted.role, names, f"no such role; roles: {names}")
-        for bound, least in (("min", True), ("max", False)):
-            value = getattr(role, bound)
-            if value is not None and (
-                wanted.replicas < value if least else wanted.replicas > value
-            ):
-                word = "at least" if least else "at most"
-                raise invalid("replicas", wanted.replicas, f"{word} {value}", f"{word} {value}")
-        fresh = _override(call, OverrideKind.SCALE)
-        fresh.role, fresh.replicas, fresh.declared = role.name, wanted.replicas, role.replicas
-        kept = [
-            one
-            for one in experiment.status.overrides
-            if one.kind is not OverrideKind.SCALE or one.role != role.name
-        ]
-        return [*kept, fresh]
+        return scaled(
+            experiment,
+            wanted.role,
+            wanted.replicas,
+            by=call.user.name,
+            at=call.gateway.clock.now(),
+        )
 
-    return await _override_status(call, change)
+    return JSONResponse(await override(call.gateway, call.project, call.path("name"), change))
 
 
 async def results(call: Call) -> Response:
@@ -303,32 +290,11 @@ async def _result(call: Call, binding: Binding) -> SandboxStatus:
 
 async def _get(call: Call) -> Record:
     """Return the record of a name as given or as stored. Raises ApiError 404."""
-    given = call.path("name")
-    try:
-        return await call.gateway.records.get("Experiment", dns_name(given), call.project)
-    except RecordNotFoundError:
-        raise not_found(f"experiment {given} of project {call.project}") from None
+    return await experiment_of(call.gateway, call.project, call.path("name"))
 
 
 def _override(call: Call, kind: OverrideKind) -> Override:
     return Override(kind=kind, by=call.user.name, at=call.gateway.clock.now())
-
-
-async def _override_status(call: Call, change: Any) -> Response:
-    """Change the overrides of an experiment's status by read-modify-write."""
-    for attempt in range(ATTEMPTS):
-        record = await _get(call)
-        overrides = change(Experiment.model_validate(record))
-        wire = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in overrides]
-        status = {**record.get("status", {}), "overrides": wire}
-        try:
-            return JSONResponse(
-                await call.gateway.records.replace_status({**record, "status": status})
-            )
-        except RecordConflictError:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise ApiError(409, "conflict", "the experiment changes too fast; try again")
 
 
 def _text(data: bytes) -> str:

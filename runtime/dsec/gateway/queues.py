@@ -2,8 +2,12 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dsec.api.base import WireModel
@@ -12,6 +16,7 @@ from dsec.api.taskqueue import (
     ITEM_BYTES,
     MAX_BYTES,
     MAX_ITEMS,
+    WORD,
     ExtendItems,
     PutAnswer,
     PutItems,
@@ -22,7 +27,8 @@ from dsec.api.taskqueue import (
     TakeItems,
     TakenItem,
 )
-from dsec.gateway.calls import Call
+from dsec.gateway.calls import BODY_BYTES as LARGEST_CALL
+from dsec.gateway.calls import Call, read_model
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.journal.queuelog import LOOK_SECONDS, QueueLog, folder, names, parts
@@ -31,6 +37,35 @@ from dsec.world.objects import ObjectStoreError
 
 BODY_BYTES = 32 << 20
 NAME = 64
+M = TypeVar("M", bound=BaseModel)
+Act = Callable[["Desk"], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """One queue that somebody may work with, and what is asked of it.
+
+    `sandbox`: the caller is a program inside of it, and takes in its name only.
+    """
+
+    gateway: Gateway
+    request: Request
+    project: str
+    uid: str
+    queue: str
+    sandbox: str = ""
+
+    async def asked(self, model: type[M], limit: int = LARGEST_CALL) -> M:
+        """Read the body. Raises ApiError with every mistake."""
+        return await read_model(self.request, model, limit)
+
+    async def log(self) -> QueueLog:
+        """Return the queue. Raises ApiError 422 for a name that no queue can have."""
+        if dns_name(self.queue) != self.queue:
+            raise invalid("queue", self.queue[:NAME], "a DNS label", "is no name of a queue")
+        # ends of workers are looked up in it
+        await self.gateway.views.fresh_log()
+        return self.gateway.queues.log(folder(self.project, self.uid, self.queue))
 
 
 async def _uid(call: Call) -> str:
@@ -41,15 +76,14 @@ async def _uid(call: Call) -> str:
     return str(record["metadata"]["uid"])
 
 
-async def _log(call: Call) -> QueueLog:
-    """Return the queue of the path. Raises ApiError 422 for a name that no queue can have."""
-    queue = call.path("queue")
-    if dns_name(queue) != queue:
-        raise invalid("queue", queue[:NAME], "a DNS label", "is no name of a queue")
-    prefix = folder(call.project, await _uid(call), queue)
-    # ends of workers are looked up in it
-    await call.gateway.views.fresh_log()
-    return call.gateway.queues.log(prefix)
+def _for_users(act: Act) -> Callable[[Call], Awaitable[Response]]:
+    """Return the handler of a user's call."""
+
+    async def handler(call: Call) -> Response:
+        uid = await _uid(call)
+        return await act(Desk(call.gateway, call.request, call.project, uid, call.path("queue")))
+
+    return handler
 
 
 def _answer(model: WireModel) -> Response:
@@ -58,9 +92,9 @@ def _answer(model: WireModel) -> Response:
     )
 
 
-async def put(call: Call) -> Response:
+async def put(desk: Desk) -> Response:
     """Put work at the end of a queue; the queue is there from its first item on."""
-    asked = await call.model(PutItems, BODY_BYTES)
+    asked = await desk.asked(PutItems, BODY_BYTES)
     size = 0
     for number, item in enumerate(asked.items):
         length = len(item.body.encode())
@@ -83,18 +117,20 @@ async def put(call: Call) -> Response:
             )
         return rows, PutAnswer(accepted=new, repeated=len(asked.items) - new)
 
-    return _answer(await (await _log(call)).do(decide))
+    return _answer(await (await desk.log()).do(decide))
 
 
-async def take(call: Call) -> Response:
+async def take(desk: Desk) -> Response:
     """Take work, or wait for some."""
-    asked = await call.model(TakeItems)
-    log, clock = await _log(call), call.gateway.clock
-    worker = asked.worker
+    asked = await desk.asked(TakeItems)
+    log, clock = await desk.log(), desk.gateway.clock
+    worker = asked.worker or desk.sandbox
+    if desk.sandbox:
+        asked = _of_sandbox(asked, desk.sandbox)
     if worker:
-        binding = await call.gateway.views.binding(worker)
-        if binding is None or binding.spec.identity.project != call.project:
-            raise not_found(f"sandbox {worker} of project {call.project}")
+        binding = await desk.gateway.views.binding(worker)
+        if binding is None or binding.spec.identity.project != desk.project:
+            raise not_found(f"sandbox {worker} of project {desk.project}")
         if not binding.live:
             raise ApiError(409, "fenced", f"sandbox {worker} has ended: it can take no work")
 
@@ -124,8 +160,22 @@ async def take(call: Call) -> Response:
         await clock.sleep(min(LOOK_SECONDS, left))
 
 
+def _of_sandbox(asked: TakeItems, sandbox: str) -> TakeItems:
+    """Return a take under a key of the sandbox's own: all may count theirs from 1.
+
+    Raises ApiError 403 for another worker, 422 for a key that leaves no room for that.
+    """
+    if asked.worker not in ("", sandbox):
+        raise ApiError(403, "denied", f"worker: a sandbox takes for itself, {sandbox}")
+    call, most = f"{sandbox}:{asked.call}", WORD - len(sandbox) - 1
+    if len(call) > WORD:
+        allowed = f"at most {most} characters"
+        raise invalid("call", f"{len(asked.call)} characters", allowed, f"must have {allowed}")
+    return asked.model_copy(update={"call": call})
+
+
 async def _receipts(
-    call: Call,
+    desk: Desk,
     asked: Receipts,
     change: Callable[[TaskQueue, float, list[str]], list[Row]],
 ) -> Response:
@@ -133,32 +183,32 @@ async def _receipts(
         good, stale = queue.valid(asked.receipts)
         return change(queue, now, good), ReceiptsAnswer(done=len(good), stale=stale)
 
-    return _answer(await (await _log(call)).do(decide))
+    return _answer(await (await desk.log()).do(decide))
 
 
-async def acknowledge(call: Call) -> Response:
+async def acknowledge(desk: Desk) -> Response:
     """End items. A receipt whose time is over changes nothing and is told as stale."""
-    asked = await call.model(Receipts)
-    return await _receipts(call, asked, lambda queue, now, good: queue.acknowledge(now, good))
+    asked = await desk.asked(Receipts)
+    return await _receipts(desk, asked, lambda queue, now, good: queue.acknowledge(now, good))
 
 
-async def release(call: Call) -> Response:
+async def release(desk: Desk) -> Response:
     """Give items back: they wait again, at their old place."""
-    asked = await call.model(Receipts)
-    return await _receipts(call, asked, lambda queue, now, good: queue.give_back(now, good))
+    asked = await desk.asked(Receipts)
+    return await _receipts(desk, asked, lambda queue, now, good: queue.give_back(now, good))
 
 
-async def extend(call: Call) -> Response:
+async def extend(desk: Desk) -> Response:
     """Hold items for longer."""
-    asked = await call.model(ExtendItems)
+    asked = await desk.asked(ExtendItems)
     seconds = asked.visibility_seconds
-    return await _receipts(call, asked, lambda queue, now, good: queue.extend(now, good, seconds))
+    return await _receipts(desk, asked, lambda queue, now, good: queue.extend(now, good, seconds))
 
 
-async def status(call: Call) -> Response:
+async def status(desk: Desk) -> Response:
     """Return a queue in numbers; one that never had an item is empty."""
-    log = await _log(call)
-    return _answer(await log.do(partial(_told, call.path("queue"))))
+    log = await desk.log()
+    return _answer(await log.do(partial(_told, desk.queue)))
 
 
 async def list_all(call: Call) -> Response:
@@ -202,7 +252,7 @@ async def measure(gateway: Gateway) -> None:
             gateway.metrics.taken.labels(*labels).set(len(log.state.taken))
 
 
-HANDLERS: dict[str, Callable[[Call], Awaitable[Response]]] = {
+ACTS: dict[str, Act] = {
     "put": put,
     "take": take,
     "ack": acknowledge,
@@ -210,3 +260,5 @@ HANDLERS: dict[str, Callable[[Call], Awaitable[Response]]] = {
     "extend": extend,
 }
 """What is done to a queue, by the last part of its path."""
+HANDLERS = {verb: _for_users(act) for verb, act in ACTS.items()}
+read = _for_users(status)

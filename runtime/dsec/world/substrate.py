@@ -1,6 +1,6 @@
 """What runs a sandbox on a node: one contract for containers, VMs and the simulator."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,14 +51,25 @@ class Started:
     address: str | None = None
 
 
+OnCall = Callable[[str, str, str, bytes], Awaitable[tuple[int, bytes]]]
+"""From sandbox id, method, path and body of a program's call to HTTP status and JSON body."""
+
+
+async def nobody(_sandbox: str, _method: str, _path: str, _body: bytes) -> tuple[int, bytes]:
+    """Answer a call while no agent is there to make it."""
+    return 503, b'{"code": "away", "message": "the agent is starting; repeat the call"}'
+
+
 class Substrate(Protocol):
     """Runs sandboxes. State that must survive the agent is on disk and in the kernel.
 
     `on_heartbeat(sandbox_id, body)` is called at each heartbeat POST from inside; the first one
-    registers the sandbox. `wait` returns when the main command has ended.
+    registers the sandbox. `on_call` makes the calls of programs inside. `wait` returns when the
+    main command has ended.
     """
 
     on_heartbeat: Callable[[str, dict[str, object]], None]
+    on_call: OnCall
 
     async def inventory(self) -> NodeInventory:
         """Say what this node has and can do."""

@@ -10,6 +10,10 @@ pub const EXEC: u8 = 2;
 pub const KILL: u8 = 3;
 pub const STOP: u8 = 4;
 pub const ARM: u8 = 5;
+/// The agent passes calls on; one of the version before never says so.
+pub const FORWARDS: u8 = 6;
+/// To a call, by its id: u32 length, JSON with the status, then the body.
+pub const ANSWER: u8 = 7;
 // init to agent
 pub const READY: u8 = 16;
 pub const STDOUT: u8 = 17;
@@ -18,6 +22,8 @@ pub const EXIT: u8 = 19;
 pub const HEARTBEAT: u8 = 20;
 pub const END: u8 = 21;
 pub const NOTE: u8 = 22;
+/// A call of a program: u32 length, JSON with method and path, then the body.
+pub const CALL: u8 = 23;
 
 /// One message. `id` names the command that it is about; 0 is the main command.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +62,16 @@ pub fn take(buffer: &mut Vec<u8>) -> Result<Option<Frame>, String> {
     Ok(Some(Frame { kind, id, payload }))
 }
 
-/// Split the payload of START and EXEC: u32 length, JSON, then the bytes for standard input.
+/// Join what `split_order` splits.
+pub fn join_order(value: &serde_json::Value, body: &[u8]) -> Vec<u8> {
+    let text = value.to_string();
+    let mut payload = (text.len() as u32).to_be_bytes().to_vec();
+    payload.extend_from_slice(text.as_bytes());
+    payload.extend_from_slice(body);
+    payload
+}
+
+/// Split the payload of START, EXEC and ANSWER: u32 length, JSON, then the bytes for standard input.
 pub fn split_order(payload: &[u8]) -> Result<(serde_json::Value, Vec<u8>), String> {
     let head: [u8; 4] = payload
         .get(..4)
@@ -114,5 +129,6 @@ mod tests {
         assert_eq!(value["command"][0], "true");
         assert_eq!(stdin, b"\x00raw");
         assert!(split_order(&payload[..6]).is_err());
+        assert_eq!(join_order(&value, &stdin), payload);
     }
 }

@@ -150,6 +150,7 @@ impl Init {
             self.clockwork();
             self.collect_finished();
             self.link.flush();
+            self.mind_the_agent();
         }
     }
 
@@ -228,6 +229,8 @@ impl Init {
             Source::Signals => self.reap(),
             Source::Listener => {
                 if self.link.accept() {
+                    // what the agent before was asked, nobody answers any more
+                    self.endpoint.iter_mut().for_each(Endpoint::forsake);
                     self.greet();
                 }
             }
@@ -237,7 +240,7 @@ impl Init {
                     self.obey(frame);
                 }
             }
-            Source::Endpoint => self.serve_heartbeats(),
+            Source::Endpoint => self.serve_endpoint(),
             Source::Output(at, which) => self.read_output(at, which, fd),
             Source::Failure(at) => {
                 if let Some(command) = self.commands.get_mut(at) {
@@ -262,14 +265,29 @@ impl Init {
         }
     }
 
-    fn serve_heartbeats(&mut self) {
-        for beat in self
-            .endpoint
-            .as_mut()
-            .map(Endpoint::serve)
-            .unwrap_or_default()
-        {
+    /// Answer heartbeats, and pass calls on to the agent.
+    fn serve_endpoint(&mut self) {
+        let Some(endpoint) = self.endpoint.as_mut() else {
+            return;
+        };
+        let served = endpoint.serve();
+        for beat in served.beats {
             self.beat(&beat, "program");
+        }
+        for call in served.calls {
+            let head = json!({"method": call.method, "path": call.path});
+            let payload = frames::join_order(&head, &call.body);
+            self.link.send(frames::CALL, call.id, &payload);
+        }
+    }
+
+    /// Tell programs that wait for the agent when it is gone.
+    fn mind_the_agent(&mut self) {
+        if self.link.connection.is_none()
+            && let Some(endpoint) = self.endpoint.as_mut()
+            && endpoint.forwards
+        {
+            endpoint.forsake();
         }
     }
 
@@ -343,7 +361,7 @@ impl Init {
             .and_then(Endpoint::next_deadline)
             .is_some_and(|at| at <= now)
         {
-            self.serve_heartbeats();
+            self.serve_endpoint();
         }
         if let Phase::Waiting(waiting) = &self.phase
             && waiting.next_try <= now

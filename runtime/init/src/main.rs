@@ -5,6 +5,7 @@ mod child;
 mod command;
 mod frames;
 mod heartbeat;
+mod http;
 mod init;
 mod launch;
 mod ring;

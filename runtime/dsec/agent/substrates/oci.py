@@ -25,7 +25,14 @@ from dsec.agent.records import SOCKET, Record, namespace_numbers
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxSpec
 from dsec.api.wire import NodeInventory
-from dsec.world.substrate import Chunk, ExecRequest, Started, SubstrateError
+from dsec.world.substrate import (
+    Chunk,
+    ExecRequest,
+    OnCall,
+    Started,
+    SubstrateError,
+    nobody,
+)
 
 _log = structlog.get_logger(__name__)
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -77,6 +84,7 @@ class OciSubstrate:
         `mount_tries`: looks for the workspace and the data, one a second, before the start fails.
         """
         self.on_heartbeat: Callable[[str, dict[str, object]], None] = lambda _id, _body: None
+        self.on_call: OnCall = nobody
         self.state = state
         self.images = images or ImageStore.from_environment(state / "images")
         self.cgroups = SandboxCgroups(detect(Path("/proc/self/mounts").read_text()), cgroup)
@@ -141,9 +149,12 @@ class OciSubstrate:
             body = message.get("body")
             self.on_heartbeat(sandbox, body if isinstance(body, dict) else {})
 
+        async def call(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+            return await self.on_call(sandbox, method, path, body)
+
         try:
             live.link = await asyncio.wait_for(
-                InitLink.connect(live.record.home, SOCKET, beat), _READY_SECONDS
+                InitLink.connect(live.record.home, SOCKET, beat, call), _READY_SECONDS
             )
         except (OSError, LinkClosedError, TimeoutError) as error:
             why = last_line(live.record.home / "launch.log") or str(error)

@@ -17,7 +17,14 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, IsolationLevel, SandboxSpec
 from dsec.api.wire import Device, NodeInventory
 from dsec.world.clock import Clock, Randomness
-from dsec.world.substrate import Chunk, ExecRequest, Started, SubstrateError
+from dsec.world.substrate import (
+    Chunk,
+    ExecRequest,
+    OnCall,
+    Started,
+    SubstrateError,
+    nobody,
+)
 
 RUN_SECONDS = "DSEC_SIM_SECONDS"
 EXIT_CODE = "DSEC_SIM_EXIT"
@@ -91,6 +98,7 @@ class SimulatedSubstrate:
         self, profile: Profile, clock: Clock, randomness: Randomness, *, node: str = "sim"
     ) -> None:
         self.on_heartbeat: Callable[[str, dict[str, object]], None] = lambda _id, _body: None
+        self.on_call: OnCall = nobody
         self._profile = profile
         self._clock = clock
         self._randomness = randomness

@@ -40,7 +40,7 @@ impl Init {
             Phase::Running => "running",
             Phase::Ended(_) => "ended",
         };
-        let text = json!({"version": 1, "phase": phase, "registered": self.registered}).to_string();
+        let text = json!({"version": 2, "phase": phase, "registered": self.registered}).to_string();
         self.armed = false;
         self.link.send(frames::READY, MAIN, text.as_bytes());
         if let Some(beat) = self.untold.take() {
@@ -82,6 +82,19 @@ impl Init {
                 self.armed = (seen(0), seen(8)) == current;
                 if !self.armed {
                     self.link.send(frames::NOTE, MAIN, b"");
+                }
+            }
+            frames::FORWARDS => {
+                if let Some(endpoint) = self.endpoint.as_mut() {
+                    endpoint.forwards = true;
+                }
+            }
+            frames::ANSWER => {
+                if let Ok((value, body)) = frames::split_order(&frame.payload)
+                    && let Some(endpoint) = self.endpoint.as_mut()
+                {
+                    let status = value["status"].as_u64().unwrap_or(503);
+                    endpoint.answered(frame.id, status, &String::from_utf8_lossy(&body));
                 }
             }
             other => eprintln!("dsec-init: unknown frame kind {other}"),

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import pytest
+from dsec.providers.onprem import OnPremProvider
+from dsec.providers.power import PowerState
 from dsec.providers.weather import Weather
 from elastic_world import EIGHT, Cloud, pool, running, said, scaling, submit
 from sim_world import Sim
@@ -223,5 +226,73 @@ def test_the_next_way_is_taken_at_once_where_one_fails(simulate: Callable[..., N
             assert held["pricePerHour"] == "1.50"
             backoffs = (await scaling(sim))["backoffs"]
             assert [one["key"] for one in backoffs] == ["burst/east/a/c8/on-demand"]
+
+    simulate(scenario)
+
+
+@dataclass
+class Switches:
+    """What switches own machines: each has an agent while it is on."""
+
+    sim: Sim
+    on_now: set[str] = field(default_factory=set)
+
+    async def state(self, node: str, _: Any) -> PowerState:
+        """Say whether a machine is on."""
+        return PowerState.ON if node in self.on_now else PowerState.OFF
+
+    async def on(self, node: str, _: Any) -> None:
+        """Switch it on."""
+        if node not in self.on_now:
+            self.on_now.add(node)
+            await self.sim.add_node(node, EIGHT, pool="own")
+
+    async def off(self, node: str, _: Any, *, force: bool = False) -> None:
+        """Switch it off."""
+        del force
+        if node in self.on_now:
+            self.on_now.discard(node)
+            await self.sim.lose_node(node)
+
+
+def test_own_machines_are_switched_on_for_work_and_parked_after_it(
+    simulate: Callable[..., None],
+) -> None:
+    """One of two parked machines comes for a backlog, and is off after ten calm minutes."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            power: Any = Switches(sim)
+            sim.suppliers = lambda _objects, clock: {
+                "simulated": OnPremProvider(sim.records, power, clock)
+            }
+            record = pool(markets=["owned"], price="0.10", zones=[], regions=[])
+            record["spec"]["scaling"]["offerings"][0]["limit"] = 2
+            await sim.records.create({**record, "metadata": {"name": "own"}})
+            for name in ("m1", "m2"):
+                spec = {
+                    "pool": "own",
+                    "labels": {"instance-type": "c8"},
+                    "power": {"hook": "switch"},
+                }
+                await sim.records.create(
+                    {"kind": "SandboxNode", "metadata": {"name": name}, "spec": spec}
+                )
+            sim.start_controller()
+            await sim.ready()
+            uid = await submit(sim, "burst", 2, env={"DSEC_SIM_SECONDS": "60"})
+            await sim.until(lambda: running(sim, uid) == 2, 60)
+            assert power.on_now == {"m1"}
+            await sim.clock.sleep(600)
+            assert power.on_now == {"m1"}
+            await sim.until(lambda: not power.on_now, 300)
+            await sim.clock.sleep(60)
+            node = await sim.records.get("SandboxNode", "m1")
+            assert not node["spec"].get("unschedulable")
+            assert "dsec.dev/token" not in node["metadata"].get("annotations", {})
+            status = (await sim.records.get("SandboxNodePool", "own"))["status"]["scaling"]
+            assert status["nodes"] == []
+            again = await submit(sim, "more", 2)
+            await sim.until(lambda: running(sim, again) == 2, 900)
 
     simulate(scenario)

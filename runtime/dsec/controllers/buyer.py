@@ -30,6 +30,7 @@ from dsec.cost.budgets import POOL
 from dsec.cost.commitments import Commitment, Payer
 from dsec.cost.gate import BudgetState, LeaseRules, first_until
 from dsec.journal.bindings import Binding, Bindings
+from dsec.journal.bindlog import FencedError
 from dsec.journal.history import HistoryWriter
 from dsec.placement.translating import request_of
 from dsec.scaling.nodes.budgeted import WIND_DOWN_SECONDS, BudgetGate
@@ -52,6 +53,8 @@ from dsec.world.clock import Clock
 from dsec.world.records import RecordConflictError, RecordsError
 
 LOOK_SECONDS = 5.0
+REST = 10.0
+"""A look that takes long is followed by so many times its length of rest."""
 PASSES = 8
 """Plans in one look, at most: each after the first follows a way that has just failed."""
 PATHS = 64
@@ -83,12 +86,19 @@ class Buyer:
     async def run(self) -> None:
         """Look again and again. Raises FencedError: the term is over then."""
         while True:
+            began = self.clock.monotonic()
             try:
                 if self.book.nodes or self.book.pools():
                     await self.look()
+            except FencedError:
+                raise
             except (RecordsError, RecordConflictError) as problem:
                 log.warning("nodes are looked at again", why=str(problem))
-            await self.clock.sleep(LOOK_SECONDS)
+            except Exception:
+                # a plan that fails stops purchases, not the placement beside it
+                log.exception("nodes cannot be planned")
+            took = self.clock.monotonic() - began
+            await self.clock.sleep(max(LOOK_SECONDS, REST * took))
 
     def about(self, binding: Binding) -> str:
         """Return what is done about nodes for waiting work, in words; empty: nothing is known."""

@@ -125,7 +125,7 @@ def fleet_state(
         node = watched(_held(held, sold.offerings, fleet, bound, seen), now)
         held.idle_since = node.idle_since
         nodes.append(node)
-    others = _by_hand(book, fleet, bound, seen, now)
+    others = _by_hand(book, fleet, now)
     pending = tuple(pending_of(seen, bound, now))
     rules = sold.rules
     mine = {one.pool for one in rules.pools}
@@ -276,10 +276,8 @@ def _work(name: str, bound: Bindings, seen: Seen) -> tuple[Running, ...]:
     )
 
 
-def _by_hand(
-    book: PoolBook, fleet: Fleet, bound: Bindings, seen: Seen, now: float
-) -> list[FleetNode]:
-    """Return the nodes that nobody bought: capacity that stays."""
+def _by_hand(book: PoolBook, fleet: Fleet, now: float) -> list[FleetNode]:
+    """Return the nodes that nobody bought: capacity that stays; what is on it the view knows."""
     found = []
     for node in fleet.nodes():
         if node.name in book.nodes:
@@ -289,10 +287,7 @@ def _by_hand(
         )
         ready = fleet.verdict(node.name)[1] is not RecordReason.CORDONED
         phase = NodePhase.READY if ready else NodePhase.CORDONED
-        work = _work(node.name, bound, seen)
-        found.append(
-            FleetNode(node.name, offering, phase, now, protected=True, work=work, registered=node)
-        )
+        found.append(FleetNode(node.name, offering, phase, now, protected=True, registered=node))
     return found
 
 

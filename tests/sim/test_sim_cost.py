@@ -240,3 +240,45 @@ def test_another_leader_has_the_same_ledger(simulate: Callable[..., None]) -> No
             assert abs(mine * 2 - cost) < cost / 20
 
     simulate(scenario)
+
+
+def test_pause_rests_until_there_is_money(simulate: Callable[..., None]) -> None:
+    """COST-03: pausable work rests, other work stops, and both go on when the limit is raised."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await start(sim)
+            level = {"percent": 100, "level": "hard", "action": "pause"}
+            spec = {"scope": "project", "limit": "0.1", "currency": "USD", "levels": [level]}
+            budget = {
+                "kind": "Budget",
+                "metadata": {"name": "monthly", "namespace": "lab"},
+                "spec": spec,
+            }
+            await sim.records.create(budget)
+            soft = json.loads(document("soft", 1, 1))
+            soft["spec"]["taskClass"] = "pausable"
+            await submit(sim, json.dumps(soft))
+            await submit(sim, document("firm", 1, 1))
+            await sim.until(lambda: running(sim, "soft") + running(sim, "firm") == 2, 60)
+
+            def states(name: str) -> list[str]:
+                return [
+                    entry.status.state.value
+                    for agent in sim.agents.values()
+                    for entry in agent.core
+                    if entry.live and entry.spec.identity.experiment == name
+                ]
+
+            await sim.until(lambda: states("soft") == ["paused"] and states("firm") == [], 600)
+            # there is room all the time, and it is the budget that keeps them
+            await sim.clock.sleep(120)
+            assert (states("soft"), states("firm")) == (["paused"], [])
+            (waits,) = (await sim.experiment("firm"))["status"]["pendingReasons"]
+            assert waits["reason"] == "budget"
+            record = await sim.records.get("Budget", "monthly", "lab")
+            await sim.records.replace({**record, "spec": {**spec, "limit": "10"}})
+            await sim.until(lambda: states("soft") == ["running"], 90)
+            await sim.until(lambda: states("firm") == ["running"], 60)
+
+    simulate(scenario)

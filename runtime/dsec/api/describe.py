@@ -128,6 +128,8 @@ def _asked(record: Experiment) -> Iterable[Line]:
     if spec.budget:
         currency = f" {spec.budget.currency}" if spec.budget.currency else ""
         text = f"{spec.budget.limit}{currency}, then {spec.budget.on_exceed.value}"
+        if record.status.budget is not None:
+            text += f"; {record.status.budget.spent}{currency} is spent"
         yield Line(name="budget", text=text)
     if spec.snapshot:
         kinds = ", ".join(one.value for one in spec.snapshot.kinds) or "state"

@@ -48,7 +48,7 @@ from dsec.world.records import RecordConflictError, RecordNotFoundError, Records
 LOOK_SECONDS = 5.0
 SAY_SECONDS = 30.0
 """Between two writes of what is used and not booked yet."""
-STATUS_SECONDS = 30.0
+STATUS_SECONDS = 60.0
 """Between two writes of one budget's figures; what it says of its levels is written at once."""
 LATE_SECONDS = 3600.0
 """A node of which nothing was ever booked counts from this long ago at most."""
@@ -90,6 +90,7 @@ class Accountant:
         self._running = Ledger()
         self._state = state_of(())
         self._fired: dict[str, tuple[Fired, ...]] = {}
+        self._untold: dict[str, list[tuple[Fired, str]]] = {}
         self._written: dict[str, float] = {}
         self._said: float | None = None
         self.ledger = Ledger()
@@ -279,7 +280,7 @@ class Accountant:
 
     async def _compare(self, now: float) -> None:
         stood = self._stand(now)
-        told: list[tuple[Declared, Standing, list[str]]] = []
+        told: list[tuple[Declared, Standing]] = []
         for declared, one in stood:
             spent_out = self._state.exhausted(one, now, LeaseRules())
             new = crossings(one, now, exhausted=spent_out)
@@ -287,13 +288,15 @@ class Accountant:
                 fired = (*one.fired, *(crossing.fired for crossing in new))
                 self._fired[declared.name] = fired
                 one = self._standing(one.allowance, now, fired)  # noqa: PLW2901 - the same budget
-            told.append((declared, one, [crossing_words(crossing, one) for crossing in new]))
-        self._state = state_of([one for _, one, _ in told], list(self._state.commitments.values()))
+                said = [(crossing.fired, crossing_words(crossing, one)) for crossing in new]
+                self._untold.setdefault(declared.name, []).extend(said)
+            told.append((declared, one))
+        self._state = state_of([one for _, one in told], list(self._state.commitments.values()))
         await self._flow(stood, now)
         for key in self._budgets.turned(self._state):
             self.turned(key)
-        for declared, one, words in told:
-            await self._write(declared, one, words, now)
+        for declared, one in told:
+            await self._write(declared, one, now)
         for declared in self._budgets.all():
             if declared.allowance is None:
                 status = invalid_status(
@@ -314,7 +317,7 @@ class Accountant:
                 flows += opened(self.ledger, one.allowance, ALL_TIME, now)
         await self._store(flows)
 
-    async def _write(self, declared: Declared, one: Standing, words: list[str], now: float) -> None:
+    async def _write(self, declared: Declared, one: Standing, now: float) -> None:
         """Write a budget's status where it says something new, then tell what it says."""
         old, name = declared.status, declared.name
         expected = forecast(
@@ -338,10 +341,7 @@ class Accountant:
         if not await self._put(declared, status):
             return
         self._written[name] = now
-        before = {(f.percent, f.period_start, f.limit) for f in fired_of(old)}
-        fresh = [f for f in one.fired if (f.percent, f.period_start, f.limit) not in before]
-        said = words or [f"budget {name}: {f.percent} % is reached" for f in fresh]
-        for fired, text in zip(fresh, said, strict=False):
+        for fired, text in self._untold.pop(name, ()):
             log.warning("budget", budget=name, percent=fired.percent, why=text)
             self._history.add(
                 ALERT,

@@ -355,6 +355,9 @@ class Experiments:
         if record is None:
             return None
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        # the accountant may have written it since this status was made, and an alert is told once
+        if counted := (record.get("status") or {}).get("budget"):
+            body["budget"] = counted
         written = await self.parts.records.replace_status({**record, "status": body})
         self._written[uid] = now
         self.parts.experiments.put(written)

@@ -274,6 +274,17 @@ def test_a_limit_of_one_node_holds_for_two_plans_made_at_once() -> None:
     assert reserve(held, by, first.buys)[1] == first.buys, "a repeat is the same purchase"
 
 
+def test_a_repeat_of_what_a_limit_cut_buys_no_more_than_was_reserved() -> None:
+    """Three were planned and two allowed: whoever comes again with the plan gets these two."""
+    made = planned(FleetState(NOW, (), tuple(waiting(3, cores=16)), (C16,)), rules())
+    assert counts(made.buys) == 3
+    by = rules(PoolRules("cloud", max_nodes=2))
+    held, allowed = reserve(FleetState(NOW, offerings=(C16,)), by, made.buys)
+    assert counts(allowed) == 2
+    again, repeated = reserve(held, by, made.buys)
+    assert (repeated, again.nodes) == (allowed, held.nodes)
+
+
 @pytest.mark.case("karpenter#2854")
 def test_what_is_only_asked_for_counts_with_its_whole_size() -> None:
     """A limit of 64 cores, 32 asked for on behalf of one core: one more of 32, not two."""

@@ -4,6 +4,7 @@ Every node counts with its whole size from the moment that it is reserved until 
 while it is only asked for: what a node is for may be small, what comes is not.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -83,22 +84,20 @@ def reserve(
     result: two plans that were made from the same state then never pass a limit together.
     """
     room = Room(state, rules)
-    known = {node.token for node in state.nodes if node.token}
+    known = Counter(node.token for node in state.nodes if node.token)
     nodes, allowed = list(state.nodes), []
     for buy in buys:
         if buy.token in known:
-            allowed.append(buy)
+            # what was reserved of it then, which may be less than was planned
+            allowed.append(_cut(buy, min(buy.count, known[buy.token])))
             continue
         left, _ = room.left(buy.offering)
         count = min(buy.count, left)
         if not count:
             continue
         room.take(buy.offering, count)
-        names, places = buy.names[:count], buy.places[:count]
-        if count < buy.count:
-            allowed.append(replace(buy, count=count, names=names, places=places))
-        else:
-            allowed.append(buy)
+        cut = _cut(buy, count)
+        allowed.append(cut)
         nodes += [
             FleetNode(
                 name,
@@ -107,8 +106,15 @@ def reserve(
                 state.now,
                 token=buy.token,
                 since=state.now,
-                covers=places[at] if places else (),
+                covers=cut.places[at] if cut.places else (),
             )
-            for at, name in enumerate(names)
+            for at, name in enumerate(cut.names)
         ]
     return replace(state, nodes=tuple(nodes), serial=state.serial + 1), tuple(allowed)
+
+
+def _cut(buy: Purchase, count: int) -> Purchase:
+    """Return the first so many nodes of a purchase."""
+    if count == buy.count:
+        return buy
+    return replace(buy, count=count, names=buy.names[:count], places=buy.places[:count])

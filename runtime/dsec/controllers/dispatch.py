@@ -29,6 +29,8 @@ FIRST_RETRY, LAST_RETRY = 0.3, 5.0
 _BEFORE = {
     EndReason.PREEMPTED: EndReason.INFRASTRUCTURE,
     EndReason.OVER_BUDGET: EndReason.STOPPED,
+    EndReason.HEARTBEAT_LOST: EndReason.DEADLINE,
+    EndReason.IDLE: EndReason.DEADLINE,
 }
 """What an agent of the version before is told where it does not know a reason."""
 

@@ -24,7 +24,7 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.fleet_state import Seen, fleet_state, market
 from dsec.controllers.node_carrier import Carrier
 from dsec.controllers.node_follower import Follower
-from dsec.controllers.pool_book import PoolBook, pool_of
+from dsec.controllers.pool_book import PoolBook, pool_of, steady
 from dsec.cost.amounts import CPU_HOURS, GPU_HOURS
 from dsec.cost.budgets import POOL
 from dsec.cost.commitments import Commitment, Payer
@@ -309,7 +309,7 @@ class Buyer:
         for pool, sentences in told.items():
             self.book.tell(pool).refusals = sorted(set(sentences))[:16]
         self._why = work
-        said = {one.id: self.about(one) for one in self.placer.rounds.waiting}
+        said = {one.id: steady(self.about(one)) for one in self.placer.rounds.waiting}
         before, self._said = self._said, said
         news = [b for b in self.placer.rounds.waiting if before.get(b.id, "") != said[b.id]]
         if news:

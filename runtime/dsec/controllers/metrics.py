@@ -28,6 +28,8 @@ def text(controller: Controller) -> bytes:
         gauge("bindlog_segments", "Segments of the bind log so far.", term.bind_log.position)
         gauge("nodes", "Registered nodes.", len(term.fleet.members))
         gauge("nodes_usable", "Nodes that may be given work.", len(term.fleet.nodes()))
+        held = term.buyer.book.nodes.values()
+        gauge("nodes_bought", "Nodes that were bought, or are on their way.", len(held))
         displacer = term.placer.displacer
         gauge("displacing", "Sandboxes that have been asked to leave.", len(displacer.victims))
         displaced = Counter(

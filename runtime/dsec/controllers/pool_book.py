@@ -6,6 +6,7 @@ leader claims all of them first, so that a write of an older one meets another v
 and learns that it leads no more.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from dsec.world.cache import Cache
 from dsec.world.records import RecordConflictError, RecordNotFoundError, Records
 
 DECISIONS, REFUSALS = 16, 16
+_FIGURES = re.compile(r"\d+(\.\d+)?")
 ATTEMPTS = 5
 
 log = structlog.get_logger()
@@ -59,7 +61,7 @@ class PoolBook:
         for record in self._pools.all():
             name = record["metadata"]["name"]
             spec, status = record.get("spec") or {}, record.get("status") or {}
-            if not spec.get("scaling") and not (status.get("scaling") or {}).get("nodes"):
+            if spec.get("scaling") is None and not (status.get("scaling") or {}).get("nodes"):
                 continue
             try:
                 found[name] = SandboxNodePool.model_validate(record)
@@ -86,7 +88,7 @@ class PoolBook:
         for pool in pools:
             if pool not in self._known:
                 await self._write(pool, reading=True)
-            elif self._status(pool) != self._known[pool]:
+            elif _news(self._status(pool)) != _news(self._known[pool]):
                 await self._write(pool, reading=False)
 
     async def _write(self, pool: str, *, reading: bool) -> None:
@@ -168,6 +170,17 @@ class PoolBook:
             refusals=told.refusals[:REFUSALS],
             problem=told.problem,
         )
+
+
+def steady(text: str) -> str:
+    """Return a sentence without its figures: seconds that run down are no news."""
+    return _FIGURES.sub("#", text)
+
+
+def _news(status: PoolScalingStatus) -> PoolScalingStatus:
+    """Return what of a status is worth a write of its own; the rest is written with that."""
+    refusals = sorted({steady(one) for one in status.refusals})
+    return status.model_copy(update={"serial": 0, "consolidated_at": None, "refusals": refusals})
 
 
 def pool_of(held: HeldNode) -> str:

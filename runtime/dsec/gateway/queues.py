@@ -95,18 +95,18 @@ def _answer(model: WireModel) -> Response:
 async def put(desk: Desk) -> Response:
     """Put work at the end of a queue; the queue is there from its first item on."""
     asked = await desk.asked(PutItems, BODY_BYTES)
-    size = 0
     for number, item in enumerate(asked.items):
         length = len(item.body.encode())
         if length > ITEM_BYTES:
             allowed = f"at most {ITEM_BYTES} bytes"
             where = f"items[{number}].body"
             raise invalid(where, f"{length} bytes", allowed, f"must have {allowed}")
-        size += length
 
     def decide(queue: TaskQueue, now: float) -> tuple[list[Row], PutAnswer]:
         rows = queue.put(now, [(item.id, item.body) for item in asked.items])
-        new = len(rows[0]["items"]) if rows else 0
+        # a repeat after a lost answer takes no room a second time
+        fresh = rows[0]["items"] if rows else []
+        new, size = len(fresh), sum(len(body.encode()) for _, body in fresh)
         if rows and (len(queue.items) + new > MAX_ITEMS or queue.bytes + size > MAX_BYTES):
             raise ApiError(
                 429,

@@ -1,0 +1,36 @@
+"""What a gateway lets into a task queue: up to its size, and repeats at any time."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dsec.api.taskqueue import PutItems
+from dsec.gateway import queues
+from dsec.gateway.errors import ApiError
+from dsec.journal.queuelog import QueueLogs, folder
+from dsec.world.memory import MemoryObjects
+from test_task_queue import Time
+
+
+async def test_only_new_items_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put that repeats most of an earlier one fits where its new items do."""
+    monkeypatch.setattr("dsec.gateway.queues.MAX_BYTES", 100)
+    opened = QueueLogs(MemoryObjects(), Time(), "gw", lambda _: False)
+
+    async def log() -> Any:
+        return opened.log(folder("lab", "uid-1", "work"))
+
+    async def put(*items: tuple[str, str]) -> None:
+        body = PutItems.model_validate({"items": [{"id": one, "body": b} for one, b in items]})
+
+        async def asked(*_: object) -> PutItems:
+            return body
+
+        desk: Any = SimpleNamespace(asked=asked, log=log)
+        await queues.put(desk)
+
+    await put(("a", "x" * 80))
+    await put(("a", "x" * 80), ("b", "y" * 20))
+    with pytest.raises(ApiError, match="the queue holds 2 items of 100 bytes"):
+        await put(("c", "z"))
+    await put(("b", "y" * 20))

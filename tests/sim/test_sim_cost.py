@@ -8,6 +8,7 @@ from typing import Any
 from dsec.agent.substrates.simulated import Profile
 from dsec.cost.ledger import Ledger
 from dsec.journal.moneybook import MoneyReader
+from dsec.world.memory import AccessRule
 from sim_world import Sim
 
 PRICE = Decimal("3.6")
@@ -280,5 +281,68 @@ def test_pause_rests_until_there_is_money(simulate: Callable[..., None]) -> None
             await sim.records.replace({**record, "spec": {**spec, "limit": "10"}})
             await sim.until(lambda: states("soft") == ["running"], 90)
             await sim.until(lambda: states("firm") == ["running"], 60)
+
+    simulate(scenario)
+
+
+def test_everybody_sees_their_own_cost(simulate: Callable[..., None]) -> None:
+    """Projects by the right to list their tasks, pools by that to list nodes."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await start(sim)
+            await submit(sim, document("rollouts", 2, 2))
+            await sim.until(lambda: running(sim, "rollouts") == 2, 60)
+            budget = {
+                "kind": "Budget",
+                "metadata": {"name": "monthly", "namespace": "lab"},
+                "spec": {"scope": "project", "limit": "100", "currency": "USD"},
+            }
+            await sim.records.create(budget)
+            await sim.clock.sleep(700)
+
+            async def seen() -> tuple[set[str], int]:
+                ask = {"Authorization": "Bearer user-token"}
+                cost = (await sim.client.get("/v1/cost", headers=ask)).json()
+                budgets = (await sim.client.get("/v1/budgets", headers=ask)).json()
+                return {one["key"] for one in cost["items"]}, len(budgets["items"])
+
+            assert await seen() == (set(), 0)
+            rules = sim.records.access.rules
+            rules.append(AccessRule(("ann",), ("list",), ("experiments", "budgets"), ("other",)))
+            await sim.clock.sleep(15)
+            assert await seen() == (set(), 0)
+            rules.append(AccessRule(("ann",), ("list",), ("experiments", "budgets"), ("lab",)))
+            await sim.clock.sleep(15)
+            assert await seen() == ({"research/lab/rollouts"}, 1)
+            rules.append(AccessRule(("ann",), ("list",), ("sandboxnodes",)))
+            await sim.clock.sleep(15)
+            keys, _ = await seen()
+            assert "pool:own" in keys
+            for query, field in (("by=week", "by"), ("from=yesterday", "from"), ("zone=X", "zone")):
+                answer = await sim.client.get(f"/v1/cost?{query}")
+                assert answer.status_code == 422
+                assert answer.json()["details"][0]["path"] == field
+            last = await sim.client.get("/v1/cost?from=2025-01-01&to=2025-02-01")
+            assert last.json()["items"] == []
+
+    simulate(scenario)
+
+
+def test_a_dry_run_tells_what_it_may_cost(simulate: Callable[..., None]) -> None:
+    """Least: its part of the node; most: the node for itself; and nothing is written."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await start(sim)
+            await sim.clock.sleep(5)
+            where = "/v1/projects/lab/experiments?dryRun=true"
+            answer = await sim.client.post(where, content=document("rollouts", 4, 2))
+            found = answer.json()["estimate"]
+            assert found["currency"] == "USD"
+            assert abs(Decimal(found["lowPerHour"]) - PRICE / 4) < Decimal("0.001")
+            assert Decimal(found["highPerHour"]) == PRICE
+            assert "an hour" in found["words"][0]
+            assert (await sim.client.get("/v1/projects/lab/experiments")).json()["items"] == []
 
     simulate(scenario)

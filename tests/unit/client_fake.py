@@ -15,6 +15,7 @@ from dsec.api.changes import changes
 from dsec.api.decisions import SandboxDecision
 from dsec.api.describe import describe
 from dsec.api.frames import Decoder, ExecCall, ExecEnd, FrameType, encode, encode_end
+from dsec.api.reaping import Extension
 from dsec.api.records import Experiment
 from dsec.api.sandbox import End, Evidence, Identity, Resources, SandboxState, SandboxStatus
 from dsec.api.wire import CreateBatch, ErrorBody, KeyedAnswer, KeyedAnswers
@@ -101,6 +102,7 @@ class FakeGateway:
                 Route("/v1/projects/{p}/sandboxes", self._create, methods=["POST"]),
                 Route("/v1/projects/{p}/sandboxes", self._sandboxes, methods=["GET"]),
                 Route("/v1/projects/{p}/sandboxes/{id}/exec", self._exec, methods=["POST"]),
+                Route("/v1/projects/{p}/sandboxes/{id}/extend", self._extend, methods=["POST"]),
                 Route("/v1/projects/{p}/sandboxes/{id}/logs", self._logs),
                 Route("/v1/projects/{p}/sandboxes/{id}/decision", self._decision),
             ],
@@ -210,6 +212,13 @@ class FakeGateway:
             return _error(404, "not-found", f"there is no experiment {name}")
         experiment = Experiment.model_validate(self.experiments[name])
         return JSONResponse(describe(experiment, now=START).wire())
+
+    async def _extend(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if name == "gone":
+            return _error(404, "not-found", f"there is no live sandbox {name}")
+        until = START + timedelta(seconds=(await request.json())["seconds"])
+        return JSONResponse(Extension(id=name, until=until).wire())
 
     async def _scale(self, request: Request) -> Response:
         record = self.experiments[request.path_params["name"]]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.wire import CreateAnswer, StopCall
@@ -199,13 +200,14 @@ async def test_a_turn_without_an_outcome_holds_back_no_other() -> None:
     assert await world.dispatcher._turn_one("n1") is False
 
 
-async def test_an_older_agent_stops_victims_for_a_reason_that_it_knows() -> None:
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.IDLE, EndReason.HEARTBEAT_LOST])
+async def test_an_older_agent_stops_victims_for_a_reason_that_it_knows(reason: EndReason) -> None:
     """And no other stop waits behind one that it cannot take."""
     world = World()
     first, second = world.bind(1), world.bind(2)
     world.dispatcher.confirm("n1", [first, second])
-    world.unknown = {EndReason.PREEMPTED.value}
-    world.dispatcher.stop("n1", first, EndReason.PREEMPTED, "for another")
+    world.unknown = {reason.value}
+    world.dispatcher.stop("n1", first, reason, "for another")
     world.dispatcher.stop("n1", second, EndReason.STOPPED, "by a user")
     await world.until(lambda: len(world.stopped) > 1)
     assert world.stopped == [first, second]

@@ -9,7 +9,7 @@ from dsec.agent.substrates.simulated import Profile
 from dsec.cost.ledger import Ledger
 from dsec.journal.moneybook import MoneyReader
 from dsec.world.memory import AccessRule
-from sim_world import Sim
+from sim_world import Sim, create
 
 PRICE = Decimal("3.6")
 """USD per node-hour: a thousandth of a dollar a second for eight cores."""
@@ -155,6 +155,10 @@ def test_one_overrun_degrades_and_the_other_ends(simulate: Callable[..., None]) 
             ends = [json.loads(line)["end"] for line in answer.text.splitlines()]
             assert [one["reason"] for one in ends] == ["over-budget", "over-budget"]
             assert all("terminate" in one["message"] or "end:" in one["message"] for one in ends)
+            leader = sim.leader()
+            assert leader is not None
+            # COST-06: allocated, consumed and returned come to nothing
+            assert leader.controller.term.accountant.ledger.balances("research/lab/hard") == {}
             held = await conditions(sim, "soft")
             assert held["WithinBudget"]["status"] == "False"
             assert held["WithinBudget"]["reason"] == "LevelReached"
@@ -187,6 +191,10 @@ def test_a_budget_record_refuses_growth_as_a_condition(simulate: Callable[..., N
             await sim.records.create(budget)
             await submit(sim, document("rollouts", 2, 1))
             await sim.until(lambda: running(sim, "rollouts") == 2, 60)
+            answer = await sim.client.post(
+                "/v1/projects/lab/sandboxes", json={"creates": [create("early")]}
+            )
+            (first,) = answer.json()["answers"]
             await sim.clock.sleep(500)
             body = {"role": "sim", "replicas": 4}
             where = "/v1/projects/lab/experiments/rollouts"
@@ -202,6 +210,13 @@ def test_a_budget_record_refuses_growth_as_a_condition(simulate: Callable[..., N
             assert status["action"] == "stop-growing"
             (item,) = (await sim.client.get("/v1/budgets")).json()["items"]
             assert (item["name"], item["status"]["action"]) == ("monthly", "stop-growing")
+            # single creates are refused in words, and a key that is known keeps its answer
+            single = "/v1/projects/lab/sandboxes"
+            both = {"creates": [create("early"), create("late")]}
+            early, late = (await sim.client.post(single, json=both)).json()["answers"]
+            assert early["id"] == first["id"]
+            assert late["outcome"] == "refused"
+            assert late["message"].startswith("budget lab/monthly: ")
             # more money, and they start
             record = await sim.records.get("Budget", "monthly", "lab")
             await sim.records.replace({**record, "spec": {**spec, "limit": "10"}})

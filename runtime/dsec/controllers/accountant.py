@@ -56,8 +56,8 @@ KEEP_SECONDS = 2 * 86_400.0
 """Rows this young stay whole in memory; older ones are sums."""
 REST = 10.0
 """A look that takes long is followed by so many times its length of rest."""
-AT_ONCE = 20
-"""Nodes that are metered before others get a turn."""
+AT_ONCE = 100
+"""Sandboxes that are metered before others get a turn: about ten milliseconds."""
 ALERT = "budget-alert"
 """Kind of the history rows of alerts and levels."""
 
@@ -129,7 +129,14 @@ class Accountant:
 
     def hold(self, tenant: str, key: Key, budget: ExperimentBudget | None) -> Hold | None:
         """Return what budgets say about a task now; None: there is none on its path."""
-        return self._budgets.hold(self._state, tenant, key, budget)
+        return self._budgets.hold(self._state, "/".join((tenant, *key)), budget)
+
+    def refusal(self, tenant: str, project: str) -> str:
+        """Return why a project gets no single sandboxes now, in words; empty: it does."""
+        if not self.ready.is_set():
+            return "what the budgets have left is being read; repeat the call"
+        found = self._budgets.hold(self._state, f"{tenant}/{project}")
+        return found.words if found is not None and found.action is not None else ""
 
     def keeps_paused(self, binding: Binding) -> bool:
         """Return whether a sandbox rests because its budget is spent."""
@@ -203,11 +210,17 @@ class Accountant:
         }
         over: list[Entry] = []
         running: list[Entry] = []
-        for at, use in enumerate([*there.values(), *ended.values()]):
-            if at % AT_ONCE == AT_ONCE - 1:
+        say = self._said is None or now - self._said >= SAY_SECONDS
+        # what is not over yet matters to budgets, and now and then to readers
+        partial = say or bool(self._state.standings)
+        metered = 0
+        for use in (*there.values(), *ended.values()):
+            metered += 1 + len(usage.on(use.node))
+            if metered > AT_ONCE:
+                metered = 0
                 await self._clock.sleep(0)
             end = float(use.end) if use.end is not None else None
-            for cell in cells(use, now, self._from(use, now), partial=True):
+            for cell in cells(use, now, self._from(use, now), partial=partial):
                 lines = entries(meter(use, usage.on(use.node), cell), now)
                 if cell[1] % CELL == 0 or (end is not None and cell[1] >= end):
                     over += lines
@@ -222,7 +235,7 @@ class Accountant:
         self._running.extend(running)
         for name in ended:
             self._metered.pop(name, None)
-        if self._said is None or now - self._said >= SAY_SECONDS or over:
+        if say:
             await self._book.say_now(now, [row_of(one) for one in running])
             self._said = now
         return True

@@ -79,10 +79,9 @@ class BudgetRecords:
         )
 
     def hold(
-        self, state: BudgetState, tenant: str, key: Key, budget: ExperimentBudget | None
+        self, state: BudgetState, path: str, budget: ExperimentBudget | None = None
     ) -> Hold | None:
-        """Return what budgets say about a task; None: none is on its path."""
-        path = "/".join((tenant, *key))
+        """Return what budgets say about a task or project; None: none is on its path."""
         above = [one for at in ancestors(path) for one in state.standings.get(at, ())]
         if not above:
             return None
@@ -104,7 +103,7 @@ class BudgetRecords:
                 tenant = self.tenant_of(key[0])
                 if not tenant:
                     continue
-                held = self.hold(state, tenant, key, _budget(record))
+                held = self.hold(state, "/".join((tenant, *key)), _budget(record))
                 if held is not None and held.action is not None:
                     found[key] = held.action
         before, self._actions = self._actions, found

@@ -4,7 +4,7 @@ What each gets of its tenant is decided here as for experiments: default image, 
 key that is known keeps the image that it got first. No state: keys are in the bind log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -43,6 +43,8 @@ class KeyedCreates:
     leasing: Leasing
     clock: Clock
     randomness: Randomness
+    money: Callable[[str, str], str] = lambda _tenant, _project: ""
+    """From tenant and project to why no budget pays for more of it, in words; empty: it does."""
 
     async def create(self, call: CreatesCall) -> list[KeyedAnswer]:
         """Bind a batch; one answer per create, in order.
@@ -54,10 +56,14 @@ class KeyedCreates:
         # the registries may have taken their time
         name, rights = self.tenant_of(call.project)
         refused: dict[int, KeyedAnswer] = {}
+        broke = self.money(name, call.project)
         wants: list[Binding] = []
         for number, (create, image) in enumerate(zip(call.batch.creates, images, strict=True)):
             if isinstance(image, ImageUnknownError):
                 refused[number] = _refused(create, image)
+                continue
+            if broke and self.bind_log.state.key(name, create.key) is None:
+                refused[number] = KeyedAnswer(key=create.key, outcome="refused", message=broke)
                 continue
             wants.append(
                 keyed_binding(
@@ -87,9 +93,12 @@ class KeyedCreates:
         pins: dict[str, dict[str, str]] = {}
         for project in {*call.images, *(want.project for want in call.wants)}:
             try:
-                tenants[project], rights = self.tenant_of(project)
+                tenant, rights = self.tenant_of(project)
             except CallInvalidError:
                 continue
+            if not self.money(tenant, project):
+                # else nothing is lent: what is asked for comes here, and is told why not
+                tenants[project] = tenant
             images = call.images.get(project, [])
             names = {image: reference_of(image, rights) for image in images}
             usable = {image: name for image, name in names.items() if isinstance(name, str)}

@@ -187,6 +187,7 @@ class Term:
             self.caches, bind_log, world.objects, world.records, history, clock, self.tenants.specs
         )
         self.placer.displacer.rests = self.accountant.keeps_paused
+        self.keyed.money = self.accountant.refusal
         self.experiments = experiments = Experiments(
             Parts(
                 world.records,
@@ -306,6 +307,7 @@ class Term:
 
     async def create(self, call: CreatesCall) -> KeyedAnswers:
         """Bind a batch of keyed creates. Raises FencedError, LookupError without a tenant."""
+        await self.accountant.ready.wait()
         return KeyedAnswers(answers=await self.keyed.create(call))
 
     async def end(self, call: EndCall) -> EndOutcome:

@@ -82,6 +82,8 @@ def test_missing_replicas_are_created_and_surplus_stopped() -> None:
         (EndReason.OOM_KILLED, True),
         (EndReason.NODE_LOST, True),
         (EndReason.FROZEN, False),
+        (EndReason.IDLE, False),
+        (EndReason.HEARTBEAT_LOST, True),
     ],
 )
 def test_what_a_batch_starts_again(reason: EndReason, again: bool) -> None:

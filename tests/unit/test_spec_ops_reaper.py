@@ -158,9 +158,9 @@ def test_five_busy_minutes_begin_the_day_anew() -> None:
 def test_paused_ones_are_exempt_and_have_their_own_limit() -> None:
     """OPS-08, CONF-36."""
     paused = replace(LOOK, state=SandboxState.PAUSED)
-    patrol = Patrol(paused, use=0.0, beats=False).until(6.9 * DAY)
+    patrol = Patrol(paused, use=0.0, beats=False).until(30.9 * DAY)
     assert patrol.acts == []
-    patrol.until(7.1 * DAY)
+    patrol.until(31.1 * DAY)
     assert patrol.finding is Finding.PAUSED
 
 

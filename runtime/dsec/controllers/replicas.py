@@ -20,6 +20,8 @@ IMAGE_TRIES = 3
 restarted; then the failure stands."""
 
 _FINAL = frozenset({EndReason.COMPLETED, EndReason.STOPPED})
+_MEANT = frozenset({EndReason.FROZEN, EndReason.OVER_BUDGET, EndReason.IDLE})
+"""Ends that were to free room or money: started again, a replica would take it back."""
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ def restart_in(role: Role, slot: Slot, now: datetime) -> float | None:
     if last is None or last.ended_at is None or last.reason is None:
         return None
     reason, batch = last.reason, role.completion is Completion.RUN_TO_END
-    if reason in {EndReason.FROZEN, EndReason.OVER_BUDGET} or (batch and reason in _FINAL):
+    if reason in _MEANT or (batch and reason in _FINAL):
         return None
     if reason in {EndReason.STOPPED, EndReason.PREEMPTED}:
         # no failure: it waits for room again, whatever the policy says about failures

@@ -1,7 +1,7 @@
 """Which sandboxes nobody would miss: the rules of the reaper, the back-stop to active recycling.
 
 Looks in, decisions out: over the declared run time (OPS-06), silent for half an hour (OPS-07),
-idle for a day (OPS-08), paused for a week, or ended and still there. A sandbox is first warned
+idle for a day (OPS-08), paused for a month, or ended and still there. A sandbox is first warned
 about, can be extended in a window, and is ended only when nobody did (OPS-09). Spans count looks
 that followed each other in time: what happened while no control plane looked adds one round at
 most (CONF-21). Paused ones use nothing and say nothing: they are exempt, with a limit of their own
@@ -28,7 +28,8 @@ class Policy:
     idle_share: float = 0.01
     """Of the CPU that it booked; of one core at most where it holds a GPU: nobody measures that."""
     idle: float = 86_400.0
-    paused: float = 7 * 86_400.0
+    paused: float = 31 * 86_400.0
+    """Longer than a budget's month, at whose end what it paused goes on."""
     ending: float = 3600.0
     """Longer than any node waits for an archive to be taken."""
     overtime: float = 60.0

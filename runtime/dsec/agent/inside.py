@@ -11,8 +11,9 @@ from dsec.agent.core import Core
 from dsec.agent.uplink import AwayError, RefusedError, Uplink
 from dsec.api.wire import ErrorBody
 
-MOST_AT_ONCE = 256
-"""Calls of a node under way; a take may wait for work, and so hold one for some seconds."""
+MOST_AT_ONCE = 190
+"""Calls of a node under way: fewer than a pool has connections, or they would wait for one unseen.
+A take may wait for work, and hold its own for 20 seconds."""
 _QUEUE = re.compile(r"/v1/queue/([a-z0-9][-a-z0-9]{0,62})(?:/(put|take|ack|release|extend))?")
 _SCALE = "/v1/scale"
 _PATHS = (

@@ -9,7 +9,7 @@ from dsec.controllers.metrics import text
 from dsec.scaling.reaping import Policy
 from sim_world import Sim, create
 
-QUICK = Policy(patrol=10.0, silent=60.0, idle=120.0, window=60.0, paused=600.0)
+QUICK = Policy(patrol=10.0, silent=60.0, idle=120.0, window=60.0, ending=60.0)
 """The rules with shorter times: a day of patrols takes as long as a day of everything else."""
 EXPERIMENT = """
 name: rollouts
@@ -155,6 +155,39 @@ def test_a_sandbox_left_behind_is_warned_about_and_ended(simulate: Callable[...,
             told = [row["sandbox"] for row in await rows(sim, "reaper-warned")]
             assert told.count(idle) == 2
             assert len(await rows(sim, "reaper-patrol")) > 10
+
+    simulate(scenario)
+
+
+def test_what_its_node_cannot_put_away_is_closed(simulate: Callable[..., None]) -> None:
+    """W-23: the program has ended and the sandbox is left; its copy goes once that is possible."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            sim.start_controller()
+            agent = await sim.add_node("n1")
+            await sim.ready(nodes=1)
+            quick(sim)
+            answer = await sim.client.post(WHERE, json={"creates": [of_node("one")]})
+            sandbox = answer.json()["answers"][0]["id"]
+            await running(sim, 1)
+            substrate = sim.substrates["n1"]
+            destroy = substrate.destroy
+
+            async def stuck(_: str) -> None:
+                raise OSError("a process that cannot be killed")
+
+            substrate.destroy = stuck  # type: ignore[method-assign] - a node that fails
+            assert (await sim.client.delete(f"{WHERE}/{sandbox}")).status_code == 202
+            await sim.clock.sleep(310)
+            assert agent.core.live == 1
+            end = await end_of(sim, sandbox, 400)
+            assert end["reason"] == "infrastructure"
+            assert end["message"].startswith("its program has ended, and its node has not")
+            (row,) = await rows(sim, "reaper-ended")
+            assert (row["sandbox"], row["body"]["finding"]) == (sandbox, "zombie")
+            substrate.destroy = destroy  # type: ignore[method-assign]
+            await sim.until(lambda: agent.core.live == 0, 120)
 
     simulate(scenario)
 

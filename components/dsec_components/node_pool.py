@@ -8,7 +8,7 @@ from dsec.api.mistakes import Mistake
 from dsec.api.names import dns_name
 from dsec.api.nodes import SandboxNodePoolSpec
 from dsec.rules import POOL_RULES, Severity, check
-from dsec.rules.pools import OWN
+from dsec.rules.pools import OWN, SPENDING
 
 from dsec_components.args import CloudBurstNodePoolArgs, OnPremNodePoolArgs
 from dsec_components.common import Component, merged_labels
@@ -29,7 +29,7 @@ class NodePool(Component):
 
         def judge(spec: SandboxNodePoolSpec) -> list[Mistake]:
             # whether it fits the kind of pool at all comes first
-            return supplied(spec) or _contradictions(spec, physical)
+            return supplied(spec) or self._contradictions(spec, physical)
 
         what = f"{type(self).__name__} '{self._name_prefix}'"
         self._record = record(
@@ -42,6 +42,19 @@ class NodePool(Component):
         )
         self.pool_name = pulumi.Output.from_input(physical)
         self.register_outputs({"pool_name": self.pool_name})
+
+    def _contradictions(self, spec: SandboxNodePoolSpec, name: str) -> list[Mistake]:
+        """Return what admission would refuse; say what it would warn of, already at preview."""
+        found = check(spec.wire(), name=name, rules=POOL_RULES, kind="SandboxNodePool")
+        for one in found:
+            # nodes at any price are the policy pack's to tell: a budget may bound them
+            if one.severity is Severity.WARNING and one.rule != SPENDING.name:
+                pulumi.log.warn(f"{one.message} {one.remedy} ({one.path})", resource=self)
+        return [
+            Mistake(one.path.removeprefix("spec."), one.value, one.remedy, one.message)
+            for one in found
+            if one.severity is Severity.ERROR
+        ]
 
 
 class OnPremNodePool(NodePool):
@@ -103,13 +116,3 @@ def _bought(spec: SandboxNodePoolSpec) -> list[Mistake]:
         rule = "at least 1"
         found.append(Mistake("scaling.maxNodes", 0, rule, f"must be {rule}: nothing can be bought"))
     return found
-
-
-def _contradictions(spec: SandboxNodePoolSpec, name: str) -> list[Mistake]:
-    """Return what admission would refuse; its warnings are the policy pack's to tell."""
-    found = check(spec.wire(), name=name, rules=POOL_RULES, kind="SandboxNodePool")
-    return [
-        Mistake(one.path.removeprefix("spec."), one.value, one.remedy, one.message)
-        for one in found
-        if one.severity is Severity.ERROR
-    ]

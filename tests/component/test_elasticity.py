@@ -106,6 +106,20 @@ def test_a_cloud_pool_that_makes_no_sense_is_refused(
     assert said in refused(run, CloudBurstNodePool, {"spec": spec})
 
 
+def test_a_limit_that_whole_nodes_miss_is_told_at_preview(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning, as at admission: 40 cores with nodes of 32; 64 is reached and says nothing."""
+    told: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, **_: told.append(text))
+    for cores in (64, 40):
+        asked = BURST | {"max_cpu_milli": cores * 1000}
+        spec_of(run, CloudBurstNodePool, {"spec": {"scaling": asked}}, preview=True)
+    (one,) = told
+    assert "40 cores cannot be reached with nodes of 32 cores: 32 are" in one
+    assert one.endswith("(spec.scaling.maxCpuMilli)")
+
+
 def test_own_machines_may_scale_and_are_not_bought(run: Run) -> None:
     """Their number is said; a market belongs to the other kind of pool."""
     own = OFFERING | {"markets": ["owned"], "limit": 3}

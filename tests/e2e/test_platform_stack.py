@@ -20,6 +20,29 @@ pytestmark = [
 ]
 
 
+BURST_POOL = "/apis/dsec.dev/v1alpha1/sandboxnodepools/burst"
+
+
+def sell(config: dict[str, Any]) -> None:
+    """Add a pool whose nodes a simulated market sells: always there, and never machines."""
+    platform = config["dsec:platform"]
+    platform["suppliers"] = {"simulated": {"spotOut": 0, "onDemandOut": 0, "takenPerHour": 0}}
+    make = {"instanceType": "sim.8", "cpuMilli": 8000, "memoryBytes": 32 << 30}
+    platform["pools"]["burst"] = {
+        "kind": "cpu",
+        "scaling": {
+            "supplier": "simulated",
+            "maxNodes": 2,
+            "maxCostPerHour": "1",
+            "currency": "EUR",
+            "burstWaitSeconds": 1,
+            "regions": ["sim"],
+            "zones": ["a"],
+            "offerings": [{**make, "pricePerHour": "0.40"}],
+        },
+    }
+
+
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[httpx2.Client]:
     """Return a client of the gateway."""
@@ -100,12 +123,44 @@ def test_nothing_drifts_while_it_works(stack: Stack) -> None:
     stack.up("--expect-no-changes")
 
 
+def test_a_pool_buys_while_work_waits_and_up_does_not_mind(
+    stack: Stack, client: httpx2.Client
+) -> None:
+    """Work that no node here may run buys one in the simulated market, within the pool's bounds."""
+    stack.configure(sell)
+    stack.up()
+    role = {
+        "name": "worker",
+        "replicas": 1,
+        "command": ["sleep", "600"],
+        "nodeLabels": {"dsec.dev/simulated": "true"},
+        "resources": {"cpuMilli": 4000, "memoryBytes": 64 << 20},
+    }
+    document = {
+        "apiVersion": "dsec.dev/v1alpha1",
+        "kind": "Experiment",
+        "metadata": {"name": "large"},
+        "spec": {"roles": [role]},
+    }
+    made = client.post("/v1/projects/demo/experiments", content=json.dumps(document))
+    assert made.status_code == 201, made.text
+
+    def scaling() -> dict[str, Any]:
+        return dict(stack.get(BURST_POOL).get("status", {}).get("scaling") or {})
+
+    wait("a node is bought", lambda: len(scaling().get("nodes", [])) == 1, 60)
+    assert any("buys 1 node of sim.8" in one["text"] for one in scaling()["decisions"])
+    stack.up("--expect-no-changes")
+    assert client.delete("/v1/projects/demo/experiments/large").is_success
+
+
 def test_the_stack_changes_a_live_limit_and_takes_an_experiment_away(
     stack: Stack, client: httpx2.Client
 ) -> None:
     """A smaller quota holds at once; a removed experiment is collected and cleaned."""
 
     def change(config: dict[str, Any]) -> None:
+        sell(config)
         platform = config["dsec:platform"]
         platform["tenants"]["demo"]["quota"] = {"nominal": {"cpuMilli": 200}}
         del platform["experiments"]["walk"]

@@ -11,7 +11,7 @@ from dsec.placement.accounts import Account, QuotaError, amounts, amounts_of
 from dsec.placement.entries import Entry
 from dsec.placement.ledger import Ledger
 from dsec.placement.mix import Demand, Group, Mix
-from dsec.placement.queueing import Queue, QueuePolicy, Waiting, displaced, ordered
+from dsec.placement.queueing import Queue, QueuePolicy, Waiting, ordered
 from dsec.placement.reclaim import give_back
 from dsec.placement.request import Request
 from placement_make import node, request
@@ -59,7 +59,7 @@ def test_case_kueue_3779() -> None:
     line = [Waiting("g", 9.0, 9)]
     for one in victims:
         ledger.end(one)
-        line.append(displaced(Waiting(one, 0.0, 0), "g", 10.0, 10))
+        line.append(Waiting(one, 10.0, 10, behind="g"))
     first, *rest = ordered(line, QueuePolicy())
     assert first.id == "g"
     assert ledger.admit(asking).booked
@@ -72,7 +72,7 @@ def test_case_kueue_3779() -> None:
 def test_case_kueue_2821() -> None:
     """The victim is older by a day; the work it made room for still goes first."""
     preemptor = Waiting("young", 86_400.0, 2, queue="training")
-    victim = displaced(Waiting("old", 0.0, 1, queue="debug"), "young", 86_401.0, 3)
+    victim = Waiting("old", 0.0, 1, queue="debug", behind="young")
     assert [one.id for one in ordered([victim, preemptor], QueuePolicy())] == ["young", "old"]
 
 

@@ -162,6 +162,11 @@ TABLE = [
             "when it has waited that long or room falls free"
         ),
     ),
+    # the accountant's own sentence is told as it is
+    (
+        Refusal(R.BUDGET, "budget", "budget lab/april: 10.00 of 10.00 USD are spent"),
+        "budget lab/april: 10.00 of 10.00 USD are spent",
+    ),
 ]
 
 

@@ -82,8 +82,8 @@ def test_a_hard_limit_holds_while_nobody_leads_for_six_hours(
 ) -> None:
     """Eight nodes at a unit an hour, a limit of 10: they end by themselves; results are there.
 
-    At most the limit and one billing unit (a minute of a node) are paid, and what has ended before
-    nobody led is collected.
+    At most the limit and one billing unit (a minute of a node) are paid. What has ended is
+    collected, also what ended meanwhile.
     """
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_a_hard_limit_holds_while_nobody_leads_for_six_hours(
             process = sim.start_controller()
             await sim.ready()
             short = await submit(sim, "short", 8, env={"DSEC_SIM_SECONDS": "120"})
-            uid = await submit(sim, "long", 8)
+            uid = await submit(sim, "late", 8, env={"DSEC_SIM_SECONDS": "900"})
             await sim.until(lambda: running(sim, short) + running(sim, uid) == 16, 240)
             assert len(await cloud.machines()) == 8
             await sim.clock.sleep(180)
@@ -111,9 +111,12 @@ def test_a_hard_limit_holds_while_nobody_leads_for_six_hours(
             await sim.until(lambda: sim.leader() is not None, 60)
             await sim.clock.sleep(120)
             assert before <= await cloud.total("1.00") <= Decimal("10.00") + Decimal(1) / 60
-            done = (await sim.client.get("/v1/projects/lab/experiments/short/results")).text
-            assert len(done.splitlines()) == 8, done
-            assert done.count('"completed"') == 8
+            # the second eight ended while nobody led, on nodes that are no more
+            for name in ("short", "late"):
+                where = f"/v1/projects/lab/experiments/{name}/results"
+                done = (await sim.client.get(where)).text
+                assert len(done.splitlines()) == 8, done
+                assert done.count('"completed"') == 8, done
 
     monkeypatch.setattr("dsec.agent.winddown.run_hook", _nothing)
     simulate(scenario)

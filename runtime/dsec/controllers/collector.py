@@ -21,6 +21,7 @@ from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.results import DIRECT, write_results
+from dsec.journal.testimony import told_ends
 from dsec.placement.compaction import Move
 from dsec.world.agents import NodeMemory
 from dsec.world.clock import Clock
@@ -188,11 +189,30 @@ class Collector:
                 message = (
                     f"node {node} gave no sign for {silent:.0f} s; a newer copy may run elsewhere"
                 )
-                await self.end(
-                    [closed_status(b, EndReason.NODE_LOST, message, self._clock) for b in lost]
-                )
+                await self.end(await self._last_words(node, lost, message))
                 for binding in lost:
                     dispatcher.stop(node, binding.id, EndReason.FENCED, message)
+
+    async def _last_words(
+        self, node: str, lost: Sequence[Binding], message: str
+    ) -> list[SandboxStatus]:
+        """Return how sandboxes of a lost node ended: as it has told, else they are lost with it.
+
+        Raises ObjectStoreError.
+        """
+        since = min(binding.bound_at or binding.at for binding in lost)
+        ids = {binding.id for binding in lost}
+        told = await told_ends(self._objects, node, ids, since, self._clock.now())
+        found = []
+        for binding in lost:
+            incarnation, end = told.get(binding.id, (0, None))
+            status = closed_status(binding, EndReason.NODE_LOST, message, self._clock)
+            mine = incarnation == binding.spec.identity.incarnation
+            if mine and end is not None and end.reason is not EndReason.FENCED:
+                update = {"end": end, "message": end.message}
+                status = _owned(status.model_copy(update=update), binding)
+            found.append(status)
+        return found
 
     def _live(self, sandbox: str) -> bool:
         binding = self._log.state.by_id.get(sandbox)

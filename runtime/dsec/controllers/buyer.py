@@ -134,13 +134,14 @@ class Buyer:
 
     async def _plan(self, pools: Iterable[str]) -> list[str]:
         """Plan, and write what is decided; return the tokens of what is to be bought."""
-        now = self.carrier.now()
-        seen = self._seen(now)
-        state, rules = fleet_state(
-            self.book, self.carrier.sold, self.fleet, self.bindings, seen, now=now
-        )
-        gate = self._gate(now)
-        made = plan(state, rules, gate)
+        # a round that is being written has booked what is recorded only after it
+        async with self.placer.rounding:
+            now = self.carrier.now()
+            state, rules = fleet_state(
+                self.book, self.carrier.sold, self.fleet, self.bindings, self._seen(now), now=now
+            )
+            gate = self._gate(now)
+            made = plan(state, rules, gate)
         self.book.memories |= {
             one.pool: one for one in made.memories if one.pool in self.book.memories
         }
@@ -189,7 +190,8 @@ class Buyer:
             # what was bought or extended since budgets were last looked at counts at once
             if known is None:
                 state = state.plus(commitment_of(held))
-            elif known.run_until != held.run_until:
+            elif held.run_until > known.run_until:
+                # never cut: after a lost reply the node may run for the longer time
                 changed = replace(known, run_until=held.run_until, revision=held.revision)
                 state = state.plus(changed)
         return BudgetGate(state, now)

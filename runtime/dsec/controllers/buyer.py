@@ -19,20 +19,24 @@ from dsec.api.pool_status import HeldNode
 from dsec.api.sandbox import SandboxState
 from dsec.api.scaling import Market
 from dsec.api.tenant import TenantSpec
+from dsec.controllers.accountant import Accountant
 from dsec.controllers.creates import Placer
+from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.fleet_state import Seen, fleet_state, market
 from dsec.controllers.node_carrier import Carrier
 from dsec.controllers.node_follower import Follower
 from dsec.controllers.pool_book import PoolBook, pool_of, steady
+from dsec.controllers.suppliers import Suppliers
 from dsec.cost.amounts import CPU_HOURS, GPU_HOURS
 from dsec.cost.budgets import POOL
 from dsec.cost.commitments import Commitment, Payer
 from dsec.cost.gate import BudgetState, LeaseRules, first_until
 from dsec.journal.bindings import Binding, Bindings
-from dsec.journal.bindlog import FencedError
+from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.history import HistoryWriter
 from dsec.placement.translating import request_of
+from dsec.providers.provider import NodeProvider
 from dsec.scaling.nodes.budgeted import WIND_DOWN_SECONDS, BudgetGate
 from dsec.scaling.nodes.limits import reserve
 from dsec.scaling.nodes.offerings import NodePhase
@@ -50,7 +54,7 @@ from dsec.scaling.nodes.words import (
 )
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock
-from dsec.world.records import RecordConflictError, RecordsError
+from dsec.world.records import RecordConflictError, Records, RecordsError
 
 LOOK_SECONDS = 5.0
 REST = 10.0
@@ -316,6 +320,40 @@ class Buyer:
         news = [b for b in self.placer.rounds.waiting if before.get(b.id, "") != said[b.id]]
         if news:
             self.changed(news)
+
+
+def buyer(
+    outside: tuple[Records, Clock, Mapping[str, NodeProvider], Mapping[str, Cache]],
+    bind_log: BindLog,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    *,
+    placer: Placer,
+    accountant: Accountant,
+    tenants: Callable[[], Mapping[str, TenantSpec]],
+    history: HistoryWriter,
+    changed: Callable[[Sequence[Binding]], None],
+) -> Buyer:
+    """Return the buyer of a term; `outside` has its records, clock, suppliers and caches."""
+    records, clock, providers, caches = outside
+    pools, epoch = caches["SandboxNodePool"], bind_log.epoch
+    book = PoolBook(records, pools, epoch)
+    suppliers = Suppliers(providers, epoch, clock)
+    carrier = Carrier(book, suppliers, fleet, bind_log.state, dispatcher, records, clock, history)
+    return Buyer(
+        book,
+        carrier,
+        Follower(book, suppliers, carrier, fleet, pools, records, lambda: accountant.ledger),
+        accountant.budgets,
+        tenants,
+        placer,
+        fleet,
+        bind_log.state,
+        caches["Experiment"],
+        history,
+        clock,
+        changed,
+    )
 
 
 def commitment_of(held: HeldNode) -> Commitment:

@@ -58,6 +58,9 @@ class Carrier:
     clock: Clock
     history: HistoryWriter
     sold: Sold = field(default_factory=lambda: Sold({}, NodeRules(), {}))
+    _told: dict[str, int] = field(default_factory=dict)
+    """Node -> revision of its run-until that its agent has taken: an agent whose clock is behind
+    keeps an earlier time for good, and is not asked again."""
     """What may be bought now."""
 
     def now(self) -> float:
@@ -215,6 +218,7 @@ class Carrier:
         The provider first: a tag that is late would let a node end that is paid for. Raises
         FencedError.
         """
+        self._told = {name: one for name, one in self._told.items() if name in self.book.nodes}
         for held in list(self.book.nodes.values()):
             member = self.fleet.members.get(held.name)
             if (
@@ -223,6 +227,7 @@ class Carrier:
                 or member.run_until is None
                 or member.ending
                 or held.phase != NodePhase.READY.value
+                or self._told.get(held.name) == held.revision
                 or member.run_until.timestamp() >= held.run_until - EARLY_S
                 or not self.fleet.answers(held.name)
             ):
@@ -250,6 +255,8 @@ class Carrier:
                 "node is not extended yet", node=held.name, pool=pool_of(held), why=str(problem)
             )
         else:
+            if answer.revision == held.revision:
+                self._told[held.name] = held.revision
             member = self.fleet.members.get(held.name)
             if member is not None:
                 member.run_until, member.ending = answer.run_until, answer.ending

@@ -207,6 +207,26 @@ def test_work_of_a_spot_node_goes_on_elsewhere_after_a_notice(
     simulate(scenario)
 
 
+def test_nodes_whose_reply_was_lost_are_adopted(simulate: Callable[..., None]) -> None:
+    """Every reply of a purchase is lost: the provider's list tells, and nothing comes twice."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            weather = Weather(boot=(20.0, 30.0), out={}, hazard_per_hour=0.0, lost=1.0)
+            cloud = Cloud(sim, weather)
+            await sim.records.create(pool())
+            sim.start_controller()
+            await sim.ready()
+            uid = await submit(sim, "burst", 4)
+            await sim.until(lambda: running(sim, uid) == 4, 120)
+            await sim.clock.sleep(180)
+            assert len(await cloud.bill()) == 2
+            assert {one["phase"] for one in (await scaling(sim))["nodes"]} == {"ready"}
+            assert any("whose reply was lost" in one for one in await said(sim))
+
+    simulate(scenario)
+
+
 def test_the_next_way_is_taken_at_once_where_one_fails(simulate: Callable[..., None]) -> None:
     """Two makes, the cheaper one has none: the dearer is bought in the same look."""
 

@@ -15,7 +15,7 @@ from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
 from dsec.api.wire import KeyedAnswers, NodeState
 from dsec.controllers.accountant import accountant
-from dsec.controllers.buyer import Buyer
+from dsec.controllers.buyer import buyer
 from dsec.controllers.candidates import Candidates
 from dsec.controllers.collector import Collector, closed_status
 from dsec.controllers.compactor import Compacting
@@ -27,15 +27,11 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
-from dsec.controllers.node_carrier import Carrier
-from dsec.controllers.node_follower import Follower
 from dsec.controllers.nodes import NodePools, Nodes, Traits
-from dsec.controllers.pool_book import PoolBook
 from dsec.controllers.reaper import Reaper
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
-from dsec.controllers.suppliers import Suppliers
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -268,7 +264,17 @@ class Term:
             clock,
             history,
         )
-        self.buyer = self._buyer(history)
+        self.buyer = buyer(
+            (world.records, world.clock, world.suppliers, self.caches),
+            bind_log,
+            self.fleet,
+            self.dispatcher,
+            placer=self.placer,
+            accountant=self.accountant,
+            tenants=self.tenants.specs,
+            history=history,
+            changed=self._changed,
+        )
         experiments.parts.nodes = self.buyer.about
         self.ready = asyncio.Event()
 
@@ -416,44 +422,6 @@ class Term:
         await self._synced()
         await self._heard()
         await self.reaper.run()
-
-    def _buyer(self, history: HistoryWriter) -> Buyer:
-        """Wire who buys nodes and gives them back."""
-        world, epoch = self.world, self.bind_log.epoch
-        pools = self.caches["SandboxNodePool"]
-        book = PoolBook(world.records, pools, epoch)
-        carrier = Carrier(
-            book,
-            Suppliers(world.suppliers, epoch, world.clock),
-            self.fleet,
-            self.bind_log.state,
-            self.dispatcher,
-            world.records,
-            world.clock,
-            history,
-        )
-        return Buyer(
-            book,
-            carrier,
-            Follower(
-                book,
-                carrier.suppliers,
-                carrier,
-                self.fleet,
-                pools,
-                world.records,
-                lambda: self.accountant.ledger,
-            ),
-            self.accountant.budgets,
-            self.tenants.specs,
-            self.placer,
-            self.fleet,
-            self.bind_log.state,
-            self.caches["Experiment"],
-            history,
-            world.clock,
-            self._changed,
-        )
 
     async def _buy(self) -> None:
         """Buy nodes once agents have been heard: before that everything seems to wait."""

@@ -361,3 +361,29 @@ def test_a_dry_run_tells_what_it_may_cost(simulate: Callable[..., None]) -> None
             assert (await sim.client.get("/v1/projects/lab/experiments")).json()["items"] == []
 
     simulate(scenario)
+
+
+def test_a_project_sets_no_limit_for_others(simulate: Callable[..., None]) -> None:
+    """A budget that contradicts itself or its place says so, and limits nothing."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            await start(sim)
+            for name, spec in (
+                ("account", {"scope": "account", "target": "research", "limit": "0"}),
+                ("currency", {"scope": "project", "limit": "0"}),
+            ):
+                body = {"kind": "Budget", "metadata": {"name": name, "namespace": "lab"}}
+                currency = {"currency": "USD"} if name == "account" else {}
+                await sim.records.create({**body, "spec": {**spec, **currency}})
+            await submit(sim, document("rollouts", 2, 2))
+            await sim.until(lambda: running(sim, "rollouts") == 2, 60)
+            await sim.clock.sleep(30)
+            for name, field in (("account", "scope"), ("currency", "currency")):
+                status = (await sim.records.get("Budget", name, "lab"))["status"]
+                (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
+                assert (ready["status"], ready["reason"]) == ("False", "Invalid")
+                assert f"spec.{field}" in ready["message"]
+            assert running(sim, "rollouts") == 2
+
+    simulate(scenario)

@@ -92,6 +92,7 @@ class Accountant:
         self._fired: dict[str, tuple[Fired, ...]] = {}
         self._untold: dict[str, list[tuple[Fired, str]]] = {}
         self._written: dict[str, float] = {}
+        self._wrong: list[Declared] = []
         self._said: float | None = None
         self.ledger = Ledger()
         self.ready = asyncio.Event()
@@ -264,8 +265,10 @@ class Accountant:
     def _stand(self, now: float) -> list[tuple[Declared, Standing]]:
         """Compare all budgets; returns those that can be compared."""
         found = []
+        self._wrong = []
         for one in self._budgets.all():
             if one.allowance is None:
+                self._wrong.append(one)
                 continue
             fired = {
                 (f.percent, f.period_start, f.limit): f
@@ -310,13 +313,12 @@ class Accountant:
             self.turned(key)
         for declared, one in told:
             await self._write(declared, one, now)
-        for declared in self._budgets.all():
-            if declared.allowance is None:
-                status = invalid_status(
-                    declared.status, declared.problem, now, generation=declared.generation
-                )
-                if status.conditions != declared.status.conditions:
-                    await self._put(declared, status)
+        for declared in self._wrong:
+            status = invalid_status(
+                declared.status, declared.problem, now, generation=declared.generation
+            )
+            if status.conditions != declared.status.conditions:
+                await self._put(declared, status)
 
     async def _flow(self, stood: Iterable[tuple[Declared, Standing]], now: float) -> None:
         """Give a task's ceiling from its project, and back what it did not spend (COST-06)."""

@@ -5,9 +5,10 @@ paid by those; every other one is a machine of one's own, whose idle time is its
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import structlog
@@ -33,20 +34,38 @@ Held = dict[str, Any]
 
 @dataclass(slots=True)
 class MeteredNodes:
-    """Reads the caches of one leader. A pool that cannot be read prices nothing."""
+    """Reads the caches of one leader. A pool that cannot be read prices nothing.
+
+    What follows from a record is kept as long as the record is the same: there are many nodes, and
+    they are looked at every few seconds.
+    """
 
     nodes: Cache
     pools: Cache
     region: str = ""
+    _specs: dict[str, tuple[Record, SandboxNodePoolSpec]] = field(default_factory=dict)
+    _machines: dict[str, tuple[Record, SandboxNodePoolSpec | None, NodeUse | None]] = field(
+        default_factory=dict
+    )
 
     def all(self) -> dict[str, NodeUse]:
         """Return every node that costs money or is booked, by name."""
         specs = self.specs()
         bought = self.bought()
         found: dict[str, NodeUse] = {}
+        machines, self._machines = self._machines, {}
         for record in self.nodes.all():
             name = record["metadata"]["name"]
-            use = self._machine(record, specs, bought.get(name))
+            spec = specs.get((record.get("spec") or {}).get("pool") or "")
+            known = machines.get(name)
+            if name in bought:
+                use = self._machine(record, spec, bought[name])
+            elif known is not None and known[0] is record and known[1] is spec:
+                use = known[2]
+                self._machines[name] = known
+            else:
+                use = self._machine(record, spec, None)
+                self._machines[name] = record, spec, use
             if use is not None:
                 found[name] = use
         for name, held in bought.items():
@@ -58,14 +77,20 @@ class MeteredNodes:
 
     def specs(self) -> Mapping[str, SandboxNodePoolSpec]:
         """Return what pools declare, by name."""
-        found = {}
+        kept, self._specs = self._specs, {}
         for record in self.pools.all():
-            try:
-                pool = SandboxNodePool.model_validate({**record, "status": {}})
-            except ValidationError:
-                continue  # the pools' own controller tells of it
-            found[pool.metadata.name] = pool.spec
-        return found
+            name = record["metadata"]["name"]
+            known = kept.get(name)
+            if known is None or known[0] is not record:
+                try:
+                    spec = SandboxNodePool.model_validate({**record, "status": {}}).spec
+                except ValidationError:
+                    continue  # the pools' own controller tells of it
+                # a status that changes makes no other price
+                same = known is not None and known[1] == spec
+                known = record, known[1] if known is not None and same else spec
+            self._specs[name] = known
+        return {name: spec for name, (_, spec) in self._specs.items()}
 
     def bought(self) -> dict[str, Held]:
         """Return the nodes that are paid for until a time, by name."""
@@ -97,7 +122,7 @@ class MeteredNodes:
             )
 
     def _machine(
-        self, record: Record, specs: Mapping[str, SandboxNodePoolSpec], held: Held | None
+        self, record: Record, spec: SandboxNodePoolSpec | None, held: Held | None
     ) -> NodeUse | None:
         try:
             node = SandboxNode.model_validate(record)
@@ -113,7 +138,7 @@ class MeteredNodes:
         make = node.spec.labels.get(INSTANCE_TYPE, "")
         return NodeUse(
             node.metadata.name,
-            self._price(specs.get(pool), shape, pool, make),
+            self._price(spec, shape, pool, make),
             _seconds(created),
             pool=pool,
             region=self.region,
@@ -134,7 +159,7 @@ class MeteredNodes:
         paths = tuple(Payer(one) for one in held.get("paths") or ())
         return NodeUse(
             held["name"],
-            of_total(total, shape, held["currency"]),
+            _total(total, shape, held["currency"]),
             float(held["requestedAt"]),
             # it ends by itself when nobody extends it, whether anybody looks or not
             float(held.get("endedAt") or held["runUntil"]),
@@ -143,6 +168,11 @@ class MeteredNodes:
             minimum_seconds=int(held.get("minimumSeconds", 0)),
             payers=paths or (Payer(POOL + pool),),
         )
+
+
+@lru_cache(maxsize=4096)
+def _total(total: Decimal, shape: Shape, currency: str) -> NodePrice:
+    return of_total(total, shape, currency)
 
 
 def _gpus(held: Held) -> int:

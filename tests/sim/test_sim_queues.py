@@ -95,6 +95,12 @@ async def waits() -> None:
         assert "queue" in str(wrong["message"])
         wrong = await post(sim, "work/take", {"call": "b", "most": 0}, 422)
         assert wrong["details"][0]["path"] == "most"
+        one_item = {"items": [{"id": "one", "body": "x"}]}
+        for number in range(63):
+            await post(sim, f"q{number}/put", one_item)
+        wrong = await post(sim, "q63/put", one_item, 429)
+        assert wrong["code"] == "too-many-queues"
+        await post(sim, "q0/put", one_item)
         big = {"items": [{"id": "big", "body": "x" * 300_000}]}
         wrong = await post(sim, "work/put", big, 422)
         assert "262144" in str(wrong["message"])

@@ -12,8 +12,10 @@ ITEM_BYTES = 256 << 10
 CALL_ITEMS = 1000
 """Items of one call."""
 MAX_ITEMS = 1_000_000
-MAX_BYTES = 512 << 20
+MAX_BYTES = 128 << 20
 """The most that a queue holds, waiting and taken together."""
+MAX_QUEUES = 64
+"""Queues of one experiment."""
 LONGEST_WAIT = 20.0
 """Seconds that a take waits on the server: below the time-outs of what is between."""
 WORD = 128

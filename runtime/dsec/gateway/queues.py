@@ -16,6 +16,7 @@ from dsec.api.taskqueue import (
     ITEM_BYTES,
     MAX_BYTES,
     MAX_ITEMS,
+    MAX_QUEUES,
     WORD,
     ExtendItems,
     PutAnswer,
@@ -92,6 +93,22 @@ def _answer(model: WireModel) -> Response:
     )
 
 
+async def _check_room(desk: Desk) -> None:
+    """Let a queue begin only where its experiment has few. Raises ApiError 429."""
+    log = await desk.log()
+    await log.refresh()
+    if log.position:
+        return
+    known = await names(desk.gateway.objects, desk.project, desk.uid)
+    if len(known) >= MAX_QUEUES and desk.queue not in known:
+        raise ApiError(
+            429,
+            "too-many-queues",
+            f"the experiment has {len(known)} queues; at most {MAX_QUEUES}: put into one of them, "
+            "and tell kinds of work apart in the body",
+        )
+
+
 async def put(desk: Desk) -> Response:
     """Put work at the end of a queue; the queue is there from its first item on."""
     asked = await desk.asked(PutItems, BODY_BYTES)
@@ -101,6 +118,7 @@ async def put(desk: Desk) -> Response:
             allowed = f"at most {ITEM_BYTES} bytes"
             where = f"items[{number}].body"
             raise invalid(where, f"{length} bytes", allowed, f"must have {allowed}")
+    await _check_room(desk)
 
     def decide(queue: TaskQueue, now: float) -> tuple[list[Row], PutAnswer]:
         rows = queue.put(now, [(item.id, item.body) for item in asked.items])

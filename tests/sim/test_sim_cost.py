@@ -288,8 +288,9 @@ def test_pause_rests_until_there_is_money(simulate: Callable[..., None]) -> None
 
             await sim.until(lambda: states("soft") == ["paused"] and states("firm") == [], 600)
             # there is room all the time, and it is the budget that keeps them
-            await sim.clock.sleep(120)
-            assert (states("soft"), states("firm")) == (["paused"], [])
+            for _ in range(600):
+                await sim.clock.sleep(0.2)
+                assert (states("soft"), states("firm")) == (["paused"], [])
             (waits,) = (await sim.experiment("firm"))["status"]["pendingReasons"]
             assert waits["reason"] == "budget"
             record = await sim.records.get("Budget", "monthly", "lab")

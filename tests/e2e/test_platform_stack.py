@@ -83,7 +83,7 @@ def test_up_makes_a_platform_that_runs_what_the_stack_declares(
 def test_a_burst_that_prometheus_shows_raises_replicas(client: httpx2.Client) -> None:
     """A role's own PromQL, asked of the stack's server: a queue fills, its role grows to its most.
 
-    The queue stays full, so that the next test sees whether `up` minds a count that is not its own.
+    The queue stays full, so that a later test sees whether `up` minds a count that is not its own.
     """
     where = "/v1/projects/demo/experiments/example-elastic"
     items = [{"id": f"t{n}", "body": "x"} for n in range(40)]
@@ -117,16 +117,11 @@ def test_prometheus_scrapes_every_part(stack: Stack) -> None:
     }
 
 
-def test_nothing_drifts_while_it_works(stack: Stack) -> None:
-    """Refresh and a second up agree with the running platform."""
-    stack.pulumi(*("refresh", "--yes", "--skip-preview", "--expect-no-changes", "--stack", STACK))
-    stack.up("--expect-no-changes")
+def test_a_pool_buys_while_work_waits(stack: Stack, client: httpx2.Client) -> None:
+    """Work that no node here may run buys one in the simulated market, within the pool's bounds.
 
-
-def test_a_pool_buys_while_work_waits_and_up_does_not_mind(
-    stack: Stack, client: httpx2.Client
-) -> None:
-    """Work that no node here may run buys one in the simulated market, within the pool's bounds."""
+    It goes on waiting, so that the next test sees whether `up` minds nodes that the leader bought.
+    """
     stack.configure(sell)
     stack.up()
     role = {
@@ -150,8 +145,12 @@ def test_a_pool_buys_while_work_waits_and_up_does_not_mind(
 
     wait("a node is bought", lambda: len(scaling().get("nodes", [])) == 1, 60)
     assert any("buys 1 node of sim.8" in one["text"] for one in scaling()["decisions"])
+
+
+def test_nothing_drifts_while_it_works(stack: Stack) -> None:
+    """Refresh and a second up agree with the running platform."""
+    stack.pulumi(*("refresh", "--yes", "--skip-preview", "--expect-no-changes", "--stack", STACK))
     stack.up("--expect-no-changes")
-    assert client.delete("/v1/projects/demo/experiments/large").is_success
 
 
 def test_the_stack_changes_a_live_limit_and_takes_an_experiment_away(

@@ -360,6 +360,11 @@ def test_a_dry_run_tells_what_it_may_cost(simulate: Callable[..., None]) -> None
             assert Decimal(found["highPerHour"]) == PRICE
             assert "an hour" in found["words"][0]
             assert (await sim.client.get("/v1/projects/lab/experiments")).json()["items"] == []
+            await sim.records.delete("SandboxNodePool", "own")
+            await sim.clock.sleep(5)
+            answer = await sim.client.post(where, content=document("rollouts", 4, 2))
+            (words,) = answer.json()["estimate"]["words"]
+            assert words.startswith("no estimate: no pool says what its nodes cost")
 
     simulate(scenario)
 

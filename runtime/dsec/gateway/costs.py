@@ -15,7 +15,7 @@ from dsec.cost.budgets import POOL
 from dsec.cost.entries import Entry
 from dsec.cost.estimate import budgets_that_refuse, estimate
 from dsec.cost.periods import Span
-from dsec.cost.pools import CURRENCY, INSTANCE_TYPE, prices
+from dsec.cost.pools import INSTANCE_TYPE, prices
 from dsec.cost.report import By, plain, report, total
 from dsec.cost.savings import idle_costs, saving
 from dsec.gateway.calls import Call
@@ -121,9 +121,12 @@ async def estimated(call: Call, spec: ExperimentSpec, currency: str | None) -> d
             if one.status.inventory is not None
         ),
     )
+    if not known:
+        fields = "cost, placement.priceMicro or an offering's pricePerHour"
+        return {"words": [f"no estimate: no pool says what its nodes cost ({fields})"]}
     currencies = sorted({one.currency for one in known.values()})
     asked = spec.budget.currency if spec.budget else None
-    unit = asked or currency or (currencies[0] if currencies else CURRENCY)
+    unit = asked or currency or currencies[0]
     try:
         found = estimate(spec, known, unit)
     except MoneyError as problem:

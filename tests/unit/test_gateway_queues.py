@@ -15,7 +15,8 @@ from test_task_queue import Time
 async def test_only_new_items_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A put that repeats most of an earlier one fits where its new items do."""
     monkeypatch.setattr("dsec.gateway.queues.MAX_BYTES", 100)
-    opened = QueueLogs(MemoryObjects(), Time(), "gw", lambda _: False)
+    objects = MemoryObjects()
+    opened = QueueLogs(objects, Time(), "gw", lambda _: False)
 
     async def log() -> Any:
         return opened.log(folder("lab", "uid-1", "work"))
@@ -26,7 +27,14 @@ async def test_only_new_items_take_room(monkeypatch: pytest.MonkeyPatch) -> None
         async def asked(*_: object) -> PutItems:
             return body
 
-        desk: Any = SimpleNamespace(asked=asked, log=log)
+        desk: Any = SimpleNamespace(
+            asked=asked,
+            log=log,
+            gateway=SimpleNamespace(objects=objects),
+            project="lab",
+            uid="uid-1",
+            queue="work",
+        )
         await queues.put(desk)
 
     await put(("a", "x" * 80))

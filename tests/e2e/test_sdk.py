@@ -77,7 +77,10 @@ def test_a_program_submits_scales_execs_and_ends(dsec: Client) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert dsec.describe("life")["headline"] == "life is Running: all 3 replicas."
-    running = dsec.sandboxes(experiment="life", state="running")
+    # a gateway's view may be a second older than the record that the leader wrote
+    while len(running := dsec.sandboxes(experiment="life", state="running")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     assert [one.identity.index for one in running] == [0, 1, 2]
     done = dsec.exec_result(
         running[0].identity.id,

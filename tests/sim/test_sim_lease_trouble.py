@@ -138,7 +138,7 @@ def test_whatever_dies_each_key_is_bound_once_and_the_quota_holds(
             # each acknowledged create was begun once, on one node
             assert all(len(starts.of[one]) == 1 for ids in found.values() for one in ids)
             # the scenario is about gateways that place: enough of it was theirs
-            assert objects.in_lanes > count // 10, objects.in_lanes
+            assert objects.in_lanes > count // 20, objects.in_lanes
             assert max(lent) > 0
 
     simulate(scenario)

@@ -200,8 +200,9 @@ def most_at_once(works: Iterable[tuple[float, float, float]]) -> float:
 def static_start(load: Sequence[Work]) -> tuple[int, int, int]:
     """Return node counts that hold the peak: an upper end for the search."""
     # work that no node of four cards takes needs nodes of eight
-    large = [one for one in load if one.gpus > 4 or (one.gpus and one.cores > G4.cores)]
-    small = [one for one in load if one.kind == "gpu" and one not in set(large)]
+    jobs = [one for one in load if one.kind == "gpu"]
+    large = [one for one in jobs if one.gpus > G4.gpus or one.cores > G4.cores]
+    small = [one for one in jobs if one.gpus <= G4.gpus and one.cores <= G4.cores]
     rest = [one for one in load if one.kind != "gpu"]
     n8 = most_at_once((one.at, one.seconds, one.gpus / G8.gpus) for one in large)
     n4 = max(

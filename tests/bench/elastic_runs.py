@@ -33,6 +33,8 @@ from dsec.sim.trace import read_jobs
 
 DAYS = 3
 WARM_S = DAY_SECONDS
+WINDOW = (WARM_S, DAYS * DAY_SECONDS)
+"""The time that is billed and told."""
 TAIL_S = 3600.0
 """After the window, so that what came late in it is seen to start."""
 BUSY_FROM = 9.96e6
@@ -91,12 +93,6 @@ def mix_of(load: Sequence[Work]) -> str:
     return "; ".join(parts)
 
 
-def window(case: Case) -> tuple[float, float]:
-    """Return the time that is billed and told."""
-    del case
-    return WARM_S, DAYS * DAY_SECONDS
-
-
 def run(case: Case) -> tuple[Case, Tally]:
     """Run one policy."""
     load: Sequence[Work] = load_of(case.data, case.seed, case.scale)
@@ -122,7 +118,7 @@ def run(case: Case) -> tuple[Case, Tally]:
         own,
         market,
         rules,
-        window=window(case),
+        window=WINDOW,
         end=DAYS * DAY_SECONDS + TAIL_S,
         prepare=peers.kept_off,
         move_all=ours and "not moved" not in case.policy,
@@ -178,7 +174,7 @@ def _static(case: Case, load: Sequence[Work], market: MarketModel) -> Tally:
         own,
         market,
         peers.Static(),
-        window=window(case),
+        window=WINDOW,
         end=DAYS * DAY_SECONDS + TAIL_S,
         prepare=peers.kept_off,
     )

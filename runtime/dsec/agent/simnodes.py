@@ -11,6 +11,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -186,18 +187,30 @@ async def run(directory: Path) -> int:
     return 0
 
 
-def main() -> int:
-    """Run the program. Every expected failure is one sentence and exit code 1 or 2."""
+def program(name: str, what: str, run: Callable[[Path], Awaitable[int]]) -> int:
+    """Run a program on the directory that its one argument names; return its exit code.
+
+    Every expected failure is one sentence, with `what` failed, and exit code 1 or 2.
+    """
+
+    async def whole() -> int:
+        return await run(Path(sys.argv[1]))
+
     if len(sys.argv) != 2:  # noqa: PLR2004 - the program and its one argument
-        sys.stderr.write("usage: python -m dsec.agent.simnodes DIRECTORY\n")
+        sys.stderr.write(f"usage: python -m {name} DIRECTORY\n")
         return 2
     logs.configure()
     heap.settle()
     try:
-        return asyncio.run(run(Path(sys.argv[1])))
+        return asyncio.run(whole())
     except (ValueError, OSError, StateError, SpoolError) as error:
-        sys.stderr.write(f"simulated nodes: {error}\n")
+        sys.stderr.write(f"{what}: {error}\n")
         return 1
+
+
+def main() -> int:
+    """Run the program."""
+    return program("dsec.agent.simnodes", "simulated nodes", run)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ import httpx2
 import structlog
 from pydantic import Field
 
-from dsec.agent.simnodes import Fleet, Plan, SimulatedNode, store_token
-from dsec.agent.spool import SpoolError
-from dsec.agent.state import StateError
+from dsec.agent.simnodes import Fleet, Plan, SimulatedNode, program, store_token
 from dsec.agent.substrates.simulated import PROFILES
 from dsec.api.base import Model
 from dsec.api.suppliers import SimulatedSupplier
@@ -28,7 +26,6 @@ from dsec.api.wire import NodeNotice
 from dsec.providers.opening import weather_of
 from dsec.providers.provider import EventKind, NodeProvider, Phase, ProviderNode
 from dsec.providers.simulated import SimulatedProvider
-from dsec.world import heap, logs
 from dsec.world.clock import SystemClock
 from dsec.world.files import FileObjects
 from dsec.world.http import NetworkTls
@@ -191,17 +188,8 @@ async def run(directory: Path) -> int:
 
 
 def main() -> int:
-    """Run the program. Every expected failure is one sentence and exit code 1 or 2."""
-    if len(sys.argv) != 2:  # noqa: PLR2004 - the program and its one argument
-        sys.stderr.write("usage: python -m dsec.agent.simpool DIRECTORY\n")
-        return 2
-    logs.configure()
-    heap.settle()
-    try:
-        return asyncio.run(run(Path(sys.argv[1])))
-    except (ValueError, OSError, StateError, SpoolError) as error:
-        sys.stderr.write(f"simulated pool: {error}\n")
-        return 1
+    """Run the program."""
+    return program("dsec.agent.simpool", "simulated pool", run)
 
 
 if __name__ == "__main__":

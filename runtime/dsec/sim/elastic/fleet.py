@@ -78,7 +78,6 @@ class Tally:
     delivered_core_h: float = 0.0
     delivered_gpu_h: float = 0.0
     lost_core_h: float = 0.0
-    used_core_h: float = 0.0
     launches: int = 0
     removals: int = 0
     moves: int = 0
@@ -86,7 +85,6 @@ class Tally:
     interruptions: int = 0
     failures: int = 0
     unfinished: int = 0
-    node_hours: float = 0.0
     curve: list[tuple[float, int, int, float]] = field(default_factory=list)
     """(time, nodes, waiting, cost per hour) of each sample."""
 
@@ -379,9 +377,6 @@ class Fleet:
         machine.told = None
         if not machine.work:
             machine.idle_since = self.now
-        if self.window[0] <= self.now < self.window[1]:
-            ran = self.now - max(one.started_at, self.window[0])
-            self.tally.used_core_h += one.work.cores * ran / HOUR
         one.node = ""
 
     def _stop(self, one: Live) -> None:
@@ -413,8 +408,6 @@ class Fleet:
         kind = "GPU" if offering.node.devices else "CPU"
         bill, line = self.tally.bill, f"{offering.market.value} {kind}"
         bill[line] = bill.get(line, Decimal(0)) + hours * offering.price_per_hour
-        if offering.cloud:
-            self.tally.node_hours += float(hours)
 
     def _told(self, machine: Machine) -> FleetNode:
         if machine.told is None:

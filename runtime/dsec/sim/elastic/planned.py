@@ -1,7 +1,6 @@
 """dsec's own rules in the simulation: the real planner looks at the fleet, the fleet does it."""
 
 from dataclasses import dataclass, field
-from decimal import Decimal
 
 from dsec.scaling.nodes.backoff import failed, succeeded, taken_back
 from dsec.scaling.nodes.offerings import NodePhase, Offering
@@ -29,8 +28,6 @@ class Planned:
     serial: int = 0
     consolidated_at: float | None = None
     planned_at: float | None = None
-    plans: int = 0
-    spent: Decimal = Decimal(0)
 
     def step(self, fleet: Fleet) -> None:
         """Plan where something waits or may fall empty, and carry it out."""
@@ -51,7 +48,6 @@ class Planned:
     def _once(self, fleet: Fleet) -> bool:
         """Make one plan and carry it out. True: something failed, plan again at once."""
         self.planned_at = fleet.now
-        self.plans += 1
         found = plan(self._state(fleet), self.rules, self.gate)
         self.serial += 1
         again = False

@@ -96,7 +96,9 @@ def _answer(model: WireModel) -> Response:
 async def _check_room(desk: Desk) -> None:
     """Let a queue begin only where its experiment has few. Raises ApiError 429."""
     log = await desk.log()
-    await log.refresh()
+    if not log.position:
+        # only a queue that was not looked at here yet costs a look of its own
+        await log.refresh()
     if log.position:
         return
     known = await names(desk.gateway.objects, desk.project, desk.uid)

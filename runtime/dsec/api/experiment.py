@@ -23,6 +23,7 @@ from dsec.api.meta import (
     Word,
 )
 from dsec.api.sandbox import GpuMode, IsolationLevel
+from dsec.api.snapshot import SnapshotKind
 
 MAX_ROLES = 64
 MAX_REPLICAS = 100_000
@@ -112,15 +113,6 @@ class MountKind(StrEnum):
     SCRATCH = "scratch"
     DATA = "data"
     OUTPUT = "output"
-
-
-class SnapshotKind(StrEnum):
-    """What a snapshot holds (CONF-05)."""
-
-    STATE = "state"
-    CHECKPOINT = "checkpoint"
-    DISK = "disk"
-    FREEZE = "freeze"
 
 
 class ElasticTier(StrEnum):

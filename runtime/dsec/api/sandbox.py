@@ -7,6 +7,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.reasons import EndReason
+from dsec.api.snapshot import LastSnapshot, RestoreFrom, SnapshotPlan
 
 
 class IsolationLevel(StrEnum):
@@ -117,6 +118,8 @@ class SandboxSpec(WireModel):
         description="CPUs of its own, chosen by placement or agent; numbered from 0 among those "
         "that sandboxes may use.",
     )
+    snapshot: SnapshotPlan | None = Field(default=None, description="What is saved of it, when.")
+    restore: RestoreFrom | None = Field(default=None, description="What it starts from.")
 
 
 class SandboxState(StrEnum):
@@ -195,3 +198,4 @@ class SandboxStatus(WireModel):
         default={}, description="First time each state was entered, by state name."
     )
     end: End | None = None
+    snapshot: LastSnapshot | None = None

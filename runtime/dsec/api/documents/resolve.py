@@ -14,13 +14,13 @@ from dsec.api.experiment import (
     ElasticTier,
     ExperimentSpec,
     Role,
-    SnapshotKind,
     SnapshotPolicy,
     TaskClass,
 )
 from dsec.api.mistakes import Mistake
 from dsec.api.presets import CONFLICTS, DATA_PATHS, INTERVALS
 from dsec.api.sandbox import GpuMode, IsolationLevel
+from dsec.api.snapshot import SnapshotKind
 from dsec.api.status import MAX_DEFAULTED, Defaulted, Resolved, RoleImage
 from dsec.api.tenant import TenantSpec
 from dsec.api.units import gpu_bytes_of_shares

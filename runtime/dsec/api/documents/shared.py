@@ -16,12 +16,12 @@ from dsec.api.experiment import (
     PullPolicy,
     Registration,
     RestartPolicy,
-    SnapshotKind,
     Stage,
     TaskClass,
 )
 from dsec.api.presets import CONFLICTS, interval_preset
 from dsec.api.sandbox import GpuMode, IsolationLevel
+from dsec.api.snapshot import SnapshotKind
 
 Key = Callable[[str], str]
 """Spells a camelCase name as the dialect does."""

@@ -23,8 +23,8 @@ from dsec.api.sandbox import Resources
 from dsec.api.wire import KeyedCreate, NodeAdmission
 from dsec.controllers.app import build_app as build_internal
 from dsec.controllers.controller import Controller, ControllerConfig
+from dsec.controllers.outside import Movers, World
 from dsec.controllers.replica_scaler import Switches
-from dsec.controllers.term import Movers, World
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
 from dsec.providers.provider import NodeProvider

@@ -17,9 +17,9 @@ from dsec.controllers.app import build_app
 from dsec.controllers.controller import Controller, ControllerConfig
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.metrics import build_metrics
+from dsec.controllers.outside import World
 from dsec.controllers.replica_scaler import Switches
 from dsec.controllers.scheduling import compaction_of, policy_of
-from dsec.controllers.term import World
 from dsec.journal.bindlog import FencedError
 from dsec.providers.opening import open_providers
 from dsec.world import heap, logs

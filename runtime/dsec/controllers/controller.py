@@ -24,8 +24,9 @@ from dsec.api.internal import (
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
 from dsec.controllers.keyed import CallInvalidError
+from dsec.controllers.outside import World
 from dsec.controllers.replica_scaler import Switches
-from dsec.controllers.term import Term, World
+from dsec.controllers.term import Term
 from dsec.journal.bindlog import BindLog, FencedError
 from dsec.journal.denials import Denials
 from dsec.journal.history import AUDIT, HistoryWriter

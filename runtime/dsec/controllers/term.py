@@ -6,8 +6,7 @@ and the agents hold what counts.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import structlog
 
@@ -28,33 +27,26 @@ from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
 from dsec.controllers.nodes import NodePools, Nodes, Traits
+from dsec.controllers.outside import World
 from dsec.controllers.reaper import Reaper
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
+from dsec.controllers.starting import Start
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.inputs import Inputs
 from dsec.journal.results import ResultReader
-from dsec.placement.compaction import CompactionPolicy, Compactor, Mover
+from dsec.placement.compaction import CompactionPolicy, Compactor
 from dsec.placement.plans import PreemptionPolicy
-from dsec.providers.provider import NodeProvider
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
-from dsec.world.clock import Clock, Randomness, until
-from dsec.world.metrics import MetricSource
-from dsec.world.network import Network
-from dsec.world.objects import ObjectStore, ObjectStoreError
-from dsec.world.records import Records
-from dsec.world.registry import Registry
+from dsec.world.objects import ObjectStoreError
 
 COMPACT_SECONDS = 30.0
 STOP_SECONDS = 5.0
-HEAR_SECONDS = 2.0
-"""A new leader waits this long for the agents' first answers before it writes of experiments:
-counts must not drop to zero at each take-over."""
 KINDS = (
     "Experiment",
     "Tenant",
@@ -65,30 +57,7 @@ KINDS = (
     "Budget",
 )
 
-Movers = Callable[[int, Fleet], Mover]
-"""Makes what moves paused sandboxes in a term, of its epoch and the nodes."""
-
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What the control plane reaches the outside with.
-
-    No registry: images keep their tags. No metrics: scalers see queues, counts and ends only. No
-    mover: paused sandboxes stay where they are.
-    """
-
-    records: Records
-    objects: ObjectStore
-    network: Network
-    clock: Clock
-    randomness: Randomness
-    registry: Registry | None = None
-    metrics: MetricSource | None = None
-    mover: Movers | None = None
-    suppliers: Mapping[str, NodeProvider] = field(default_factory=dict)
-    """Who gives nodes, by the names that pools call them; none: no node is bought."""
 
 
 class Term:
@@ -281,17 +250,25 @@ class Term:
     async def run(self) -> None:
         """Serve until something ends the term; raises what ended it."""
         await self.leasing.begin(self.placer, self.dispatcher)
+        once = Start(self.caches, self.fleet, self.accountant.ready, self.world.clock)
         tasks = [
             *(cache.run() for cache in self.caches.values()),
-            *(self._reconcile(kind) for kind in self.queues),
-            self._scale(),
-            self._place(),
-            self._forsake(),
+            *(
+                once.synced(queue.run)
+                for kind, queue in self.queues.items()
+                if kind != "Experiment"
+            ),
+            # without what was spent, nobody knows what may grow
+            once.heard(self.queues["Experiment"].run, counted=True),
+            once.heard(self.scaling.run, counted=True),
+            # the agents are asked meanwhile
+            once.synced(self._place),
+            once.synced(self.experiments.sweep),
             self.collector.sweep(self.fleet, self.dispatcher),
-            self._compact(),
-            self._account(),
-            self._reap(),
-            self._buy(),
+            once.synced(self.compacting.run),
+            once.synced(self.accountant.run),
+            once.heard(self.reaper.run),
+            once.heard(self.buyer.run, counted=True),
             self.leasing.run(),
             self._keep_house(),
             self._watch_failures(),
@@ -369,31 +346,6 @@ class Term:
                 meta = record["metadata"]
                 self.queues[kind].add((meta.get("namespace", ""), meta["name"]))
 
-    async def _synced(self) -> None:
-        for cache in self.caches.values():
-            await cache.synced.wait()
-
-    async def _reconcile(self, kind: str) -> None:
-        """Serve a queue once all kinds are known: half a view would be written as a verdict."""
-        await self._synced()
-        if kind == "Experiment":
-            await self._heard()
-            # without what was spent, nobody knows what may grow
-            await self.accountant.ready.wait()
-        await self.queues[kind].run()
-
-    async def _scale(self) -> None:
-        """Look at elastic roles once agents have been heard: before that nothing seems to run."""
-        await self._synced()
-        await self._heard()
-        await self.accountant.ready.wait()
-        await self.scaling.run()
-
-    async def _heard(self) -> None:
-        left = until(self.world.clock, HEAR_SECONDS)
-        while left() > 0 and not (self.fleet.members and self.fleet.heard()):
-            await self.world.clock.sleep(0.1)
-
     def _quota_room(self, uid: str, role: str) -> int | None:
         """Return how many more replicas of a role its quota takes; None: no limit is known."""
         ledger = self.placer.rounds.planner.ledger
@@ -406,39 +358,9 @@ class Term:
         return None
 
     async def _place(self) -> None:
-        """Place once the records are known; the agents are asked meanwhile."""
-        await self._synced()
         self.ready.set()
         self.history.add("leader", epoch=self.bind_log.epoch)
         await self.placer.run()
-
-    async def _compact(self) -> None:
-        """Compact nodes once the records are known."""
-        await self._synced()
-        await self.compacting.run()
-
-    async def _reap(self) -> None:
-        """Patrol once the agents have been heard: who was not asked yet is not silent."""
-        await self._synced()
-        await self._heard()
-        await self.reaper.run()
-
-    async def _buy(self) -> None:
-        """Buy nodes once agents have been heard: before that everything seems to wait."""
-        await self._synced()
-        await self._heard()
-        await self.accountant.ready.wait()
-        await self.buyer.run()
-
-    async def _account(self) -> None:
-        """Count money once the records are known."""
-        await self._synced()
-        await self.accountant.run()
-
-    async def _forsake(self) -> None:
-        """End what is left of experiments without a record, once all records are known."""
-        await self._synced()
-        await self.experiments.sweep()
 
     async def _keep_house(self) -> None:
         while True:

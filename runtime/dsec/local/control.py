@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from dsec.controllers.app import build_app as build_internal
 from dsec.controllers.controller import Controller, ControllerConfig
-from dsec.controllers.term import World
+from dsec.controllers.outside import World
 from dsec.gateway import ca
 from dsec.gateway.app import build_app, build_metrics
 from dsec.gateway.auth import ApiKeyEntry, keys_secret

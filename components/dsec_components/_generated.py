@@ -295,6 +295,9 @@ class SnapshotPolicy(TypedDict):
     consistency: NotRequired[pulumi.Input[str]]
     """How a consistent point is found."""
 
+    paths: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Where its state is; empty: the workspace."""
+
 
 class Network(TypedDict):
     """Deny-all plus what is declared (CONF-12)."""

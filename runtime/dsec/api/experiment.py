@@ -282,6 +282,9 @@ class SnapshotPolicy(WireModel):
         default=None, description="Newest copies kept."
     )
     consistency: Word = Field(default="", description="How a consistent point is found.")
+    paths: list[Path] = Field(
+        default=[], max_length=32, description="Where its state is; empty: the workspace."
+    )
 
 
 class ExperimentBudget(WireModel):

@@ -81,6 +81,7 @@ class Candidates:
                         sandbox=new_id(self.clock, self.randomness),
                         heartbeat=AgentSettings().heartbeat_seconds,
                         now=self._arrived(experiment, slot),
+                        last=slot.last,
                     )
                 elif (image := _image(resolved, role.name)) != known.spec.image:
                     known.spec.image = image  # its digest is known by now

@@ -2,9 +2,19 @@
 
 from datetime import datetime
 
-from dsec.api.experiment import Completion, ExperimentSpec, Priority, Registration, Role
+from dsec.api.documents.resolve import RETAIN
+from dsec.api.experiment import (
+    Completion,
+    ExperimentSpec,
+    Priority,
+    Registration,
+    RestartPolicy,
+    Role,
+)
+from dsec.api.reasons import EndReason
 from dsec.api.records import Experiment
 from dsec.api.sandbox import GpuMode, Identity, IsolationLevel, Mount, Resources, SandboxSpec
+from dsec.api.snapshot import STORED, Consistency, RestoreFrom, SnapshotKind, SnapshotPlan
 from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
 from dsec.journal.bindings import PATIENCE, Binding, Needs
@@ -13,6 +23,8 @@ from dsec.journal.keyed import SIMULATED_LABEL, WORKSPACE
 PRIORITIES = {Priority.LOW: -1, Priority.NORMAL: 0, Priority.HIGH: 1, Priority.URGENT: 2}
 PATIENCE_PRESETS = {"failover-fast": 90.0, "partition-safe": PATIENCE}
 """Seconds of silence until a node's sandboxes are given up, by preset of CONF-21."""
+_ELSEWHERE = frozenset({EndReason.PREEMPTED, EndReason.STOPPED})
+"""Ends that are no failure, after which a replica goes on when it has room again."""
 
 
 def replica_resources(role: Role) -> Resources:
@@ -38,6 +50,62 @@ def replica_resources(role: Role) -> Resources:
     )
 
 
+def lineage_of(uid: str, role: str, index: int) -> str:
+    """Return whose snapshots those of a replica are, over all its sandboxes."""
+    return f"exp/{uid}/{role}/{index}"
+
+
+def snapshot_plan(spec: ExperimentSpec) -> SnapshotPlan | None:
+    """Return what agents save of each replica of a resolved experiment; None: nothing."""
+    policy = spec.snapshot
+    if policy is None:
+        return None
+    return SnapshotPlan(
+        kinds=policy.kinds or [SnapshotKind.STATE],
+        interval_seconds=None if policy.adaptive else policy.interval_seconds,
+        adaptive=policy.adaptive,
+        consistency=Consistency(policy.consistency or Consistency.MARKS),
+        paths=policy.paths,
+        retain=policy.retain or RETAIN,
+    )
+
+
+def movable(spec: SandboxSpec) -> bool:
+    """Return whether a sandbox can go on elsewhere: what it saves can be restored there."""
+    return spec.snapshot is not None and not STORED.isdisjoint(spec.snapshot.kinds)
+
+
+def restore_of(
+    spec: ExperimentSpec, role: Role, last: Binding | None, image: str
+) -> RestoreFrom | None:
+    """Return what the next copy of a replica starts from; None: from nothing.
+
+    A first start has nothing, and neither has what ended by itself and is kept running. What lost
+    its place goes on (SNAP-17); what failed does so where its policy says so (API-18).
+    """
+    plan = snapshot_plan(spec)
+    if last is None or last.reason is None or plan is None or STORED.isdisjoint(plan.kinds):
+        return None
+    moved = last.reason.blames_platform or last.reason in _ELSEWHERE
+    by_policy = role.restart_policy is RestartPolicy.CHECKPOINT
+    if last.reason is EndReason.COMPLETED or not (moved or by_policy):
+        return None
+    identity = last.spec.identity
+    return RestoreFrom(
+        lineage=lineage_of(identity.experiment_uid, identity.role, identity.index),
+        # its owner has asked for another image since
+        any_image=not _same_image(image, last.spec.image),
+    )
+
+
+def _same_image(one: str, other: str) -> bool:
+    """Return whether two references name one image, as far as they are pinned."""
+    (name, _, digest), (other_name, _, other_digest) = one.partition("@"), other.partition("@")
+    if digest and other_digest:
+        return digest == other_digest
+    return name == other_name
+
+
 def replica_binding(
     experiment: Experiment,
     resolved: Resolved,
@@ -50,11 +118,13 @@ def replica_binding(
     sandbox: str,
     heartbeat: float,
     now: datetime,
+    last: Binding | None = None,
 ) -> Binding:
-    """Return the binding that one replica asks for; it has no node yet."""
+    """Return the binding that one replica asks for; it has no node yet. `last`: its last copy."""
     meta, spec = experiment.metadata, resolved.spec
     image = next((one for one in resolved.images if one.role == role.name), None)
     correlation = meta.annotations.get("dsec.dev/correlation-id", "")
+    reference = image.reference if image else role.image
     sandbox_spec = SandboxSpec(
         identity=Identity(
             id=sandbox,
@@ -69,7 +139,7 @@ def replica_binding(
             incarnation=incarnation,
             correlation_id=correlation,
         ),
-        image=image.reference if image else role.image,
+        image=reference,
         command=role.command,
         entrypoint_registers=role.registration is Registration.PROGRAM,
         env={"DSEC_GROUP": role.name} | role.env,
@@ -81,6 +151,8 @@ def replica_binding(
         item=item,
         max_run_seconds=spec.max_run_seconds,
         heartbeat_seconds=heartbeat,
+        snapshot=snapshot_plan(spec),
+        restore=restore_of(spec, role, last, reference),
     )
     key = f"exp/{meta.uid}/{role.name}/{index}/{incarnation}"
     return Binding(

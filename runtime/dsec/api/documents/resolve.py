@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from dsec.api.experiment import (
     ElasticTier,
     ExperimentSpec,
+    RestartPolicy,
     Role,
     SnapshotPolicy,
     TaskClass,
@@ -140,6 +141,11 @@ class _Work:
         for at, one in enumerate(spec.data):
             tail = f"/{one.uri.rsplit('/', 1)[-1]}" if len(spec.data) > 1 else ""
             self.fill(one, "path", f"data[{at}]", (f"{base}{tail}", "preset CONF-30"))
+        asked = any(role.restart_policy is RestartPolicy.CHECKPOINT for role in spec.roles)
+        if spec.snapshot is None and asked:
+            # a restart from the newest checkpoint needs one
+            spec.snapshot = SnapshotPolicy(kinds=[SnapshotKind.CHECKPOINT])
+            self.note("snapshot.kinds", spec.snapshot.kinds, "restartPolicy checkpoint")
         if spec.snapshot:
             self._snapshot(spec.snapshot)
 

@@ -21,7 +21,7 @@ from dsec.api.experiment import (
 )
 from dsec.api.presets import CONFLICTS, interval_preset
 from dsec.api.sandbox import GpuMode, IsolationLevel
-from dsec.api.snapshot import SnapshotKind
+from dsec.api.snapshot import Consistency, SnapshotKind
 
 Key = Callable[[str], str]
 """Spells a camelCase name as the dialect does."""
@@ -225,7 +225,8 @@ def snapshot(reader: Reader, key: Key, presets: dict[str, Any]) -> dict[str, Any
         "intervalSeconds": chosen,
         "adaptive": adaptive,
         "retain": inner.integer("retain", 1, 1000),
-        "consistency": inner.text("consistency"),
+        "consistency": inner.word("consistency", words(Consistency)),
+        "paths": inner.texts("paths"),
     }
     inner.close()
     return out

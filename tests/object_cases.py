@@ -6,7 +6,7 @@ They need a fixture `objects` that gives an empty bucket.
 import asyncio
 
 import pytest
-from dsec.world.objects import NotFoundError, ObjectStore, PreconditionError
+from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
 
 async def test_content_comes_back_with_its_etag(objects: ObjectStore) -> None:
@@ -19,6 +19,21 @@ async def test_content_comes_back_with_its_etag(objects: ObjectStore) -> None:
     await objects.delete("a/b")
     with pytest.raises(NotFoundError):
         await objects.get("a/b")
+
+
+async def test_parts_and_sizes(objects: ObjectStore) -> None:
+    """A part from within, one over the end, one behind it; what is absent is NotFoundError."""
+    await objects.put("parts/1", b"0123456789")
+    assert await objects.get_range("parts/1", 2, 3) == b"234"
+    assert await objects.get_range("parts/1", 0, 1) == b"0"
+    assert await objects.get_range("parts/1", 8, 100) == b"89"
+    with pytest.raises(ObjectStoreError):
+        await objects.get_range("parts/1", 10, 1)
+    assert await objects.size("parts/1") == 10
+    with pytest.raises(NotFoundError):
+        await objects.get_range("parts/2", 0, 1)
+    with pytest.raises(NotFoundError):
+        await objects.size("parts/2")
 
 
 async def test_of_many_creators_one_wins(objects: ObjectStore) -> None:

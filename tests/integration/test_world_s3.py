@@ -1,4 +1,4 @@
-"""The S3 object store against a real server: the shared cases, and its probe."""
+"""Both S3 object stores against a real server: the shared cases, and the probe of conditions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.s3 import S3Config, S3Objects
+from dsec.world.s3bytes import S3Bytes
 from object_cases import (  # noqa: F401 - the shared cases, run here
     test_content_comes_back_with_its_etag,
     test_lists_are_complete_and_in_key_order,
     test_of_many_creators_one_wins,
     test_of_many_replacers_one_wins,
+    test_parts_and_sizes,
 )
 from s3_server import free_ports, s3_server
 
@@ -22,9 +24,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Config]:
         yield config
 
 
-@pytest.fixture
-async def objects(server: S3Config) -> AsyncIterator[ObjectStore]:
-    """Return the bucket, empty."""
+@pytest.fixture(params=["boto3", "obstore"])
+async def objects(server: S3Config, request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
+    """Return the bucket, empty, through each client."""
     store = S3Objects(server)
     for attempt in range(150):
         try:
@@ -36,16 +38,18 @@ async def objects(server: S3Config) -> AsyncIterator[ObjectStore]:
             await asyncio.sleep(0.2)
     for info in await store.list(""):
         await store.delete(info.key)
-    yield store
+    yield store if request.param == "boto3" else S3Bytes(server)
     store.close()
 
 
+@pytest.mark.parametrize("objects", ["boto3"], indirect=True)
 async def test_the_probe_trusts_a_server_that_keeps_conditions(objects: S3Objects) -> None:
     """The server passes, and nothing of the probe is left."""
     await objects.probe()
     assert await objects.list("probe/") == []
 
 
+@pytest.mark.parametrize("objects", ["boto3"], indirect=True)
 async def test_the_probe_refuses_a_server_that_ignores_conditions(objects: S3Objects) -> None:
     """A store without conditions would fence nothing: it is refused at the start."""
     put = objects._put
@@ -58,10 +62,12 @@ async def test_the_probe_refuses_a_server_that_ignores_conditions(objects: S3Obj
         await objects.probe()
 
 
-async def test_an_absent_server_is_an_unknown_outcome() -> None:
+@pytest.mark.parametrize("kind", [S3Objects, S3Bytes])
+async def test_an_absent_server_is_an_unknown_outcome(kind: type[S3Objects | S3Bytes]) -> None:
     """A server that is not there raises ObjectStoreError, never a library's own error."""
     (port,) = free_ports(1)
-    store = S3Objects(S3Config("dsec", f"http://127.0.0.1:{port}", "us-east-1", "k", "s"))
+    store = kind(S3Config("dsec", f"http://127.0.0.1:{port}", "us-east-1", "k", "s"))
     with pytest.raises(ObjectStoreError):
         await store.get("x")
-    store.close()
+    with pytest.raises(ObjectStoreError):
+        await store.list("x/")

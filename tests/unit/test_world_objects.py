@@ -12,6 +12,7 @@ from object_cases import (  # noqa: F401 - the shared cases, run here
     test_lists_are_complete_and_in_key_order,
     test_of_many_creators_one_wins,
     test_of_many_replacers_one_wins,
+    test_parts_and_sizes,
 )
 
 

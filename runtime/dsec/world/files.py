@@ -108,6 +108,33 @@ class FileObjects:
 
         return await _in_thread(read)
 
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the content. Raises NotFoundError, ObjectStoreError."""
+
+        def read() -> bytes:
+            try:
+                with self._path(key).open("rb") as file:
+                    file.seek(start)
+                    data = file.read(length)
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFoundError(key) from None
+            if not data:
+                raise ObjectStoreError(f"{key}: nothing at {start}")
+            return data
+
+        return await _in_thread(read)
+
+    async def size(self, key: str) -> int:
+        """Return the size in bytes. Raises NotFoundError, ObjectStoreError."""
+
+        def look() -> int:
+            try:
+                return self._path(key).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFoundError(key) from None
+
+        return await _in_thread(look)
+
     async def put(self, key: str, data: bytes) -> str:
         """Write without condition and return the etag."""
 

@@ -345,6 +345,22 @@ class MemoryObjects:
             raise NotFoundError(key) from None
         return data, etag_of(data)
 
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the content. Raises NotFoundError, ObjectStoreError."""
+        self._trip("get_range", key)
+        if key not in self._data:
+            raise NotFoundError(key)
+        if start >= len(self._data[key]):
+            raise ObjectStoreError(f"get_range {key}: nothing at {start}")
+        return self._data[key][start : start + length]
+
+    async def size(self, key: str) -> int:
+        """Return the size in bytes. Raises NotFoundError."""
+        self._trip("size", key)
+        if key not in self._data:
+            raise NotFoundError(key)
+        return len(self._data[key])
+
     async def put(self, key: str, data: bytes) -> str:
         """Write without condition."""
         return self._write("put", key, data, lambda _: True)

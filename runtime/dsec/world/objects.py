@@ -32,6 +32,18 @@ class ObjectStore(Protocol):
         """Return content and etag. Raises NotFoundError, ObjectStoreError."""
         ...
 
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return the bytes `start` to `start + length`, fewer where the object ends before.
+
+        `length` is at least 1. Raises NotFoundError, ObjectStoreError (also for a start at or
+        after the end, and for a body that is cut off).
+        """
+        ...
+
+    async def size(self, key: str) -> int:
+        """Return the size in bytes. Raises NotFoundError, ObjectStoreError."""
+        ...
+
     async def put(self, key: str, data: bytes) -> str:
         """Write without condition and return the etag. Idempotent. Raises ObjectStoreError."""
         ...

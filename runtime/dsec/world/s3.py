@@ -100,6 +100,23 @@ class S3Objects:
 
         return await self._run(read, key)
 
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the content. Raises NotFoundError, ObjectStoreError."""
+
+        def read() -> bytes:
+            part = f"bytes={start}-{start + length - 1}"
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=part)
+            return answer["Body"].read()  # type: ignore[no-any-return]
+
+        return await self._run(read, key)
+
+    async def size(self, key: str) -> int:
+        """Return the size in bytes. Raises NotFoundError, ObjectStoreError."""
+        return await self._run(
+            lambda: int(self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]),
+            key,
+        )
+
     async def put(self, key: str, data: bytes) -> str:
         """Write without condition and return the etag."""
         return await self._put(key, data)

@@ -12,7 +12,7 @@ from dsec.agent import ocispec, rings, rootfs
 from dsec.agent.cgroups import SandboxCgroups
 from dsec.agent.images import Stack
 from dsec.agent.initlink import bind_listener
-from dsec.agent.records import SOCKET, Record
+from dsec.agent.records import FIRST_FD, ROOTS, SOCKET, Record
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec
 from dsec.world.substrate import SubstrateError
@@ -81,6 +81,11 @@ class Launcher:
             shutil.rmtree(draft, ignore_errors=True)
         return target
 
+    @property
+    def init(self) -> Path:
+        """The init program that new sandboxes get; it also serves the node itself."""
+        return self._platform / "init"
+
     def record(self, sandbox_id: str) -> Record:
         """Return the sandbox's directory, whether it exists or not."""
         return Record(self.sandboxes / sandbox_id)
@@ -133,12 +138,14 @@ class Launcher:
         if kind == "crun":
             argv += ["--cgroup-manager", "disabled"]
         argv += ["run", "--detach", "--bundle", str(home), "--pid-file", str(home / "pid")]
-        argv += ["--preserve-fds", str(len(fds) + 1 + join), sandbox]
+        # beside them the cgroup, and the two roots that `capture` reads
+        argv += ["--preserve-fds", str(len(fds) + 1 + join + 2), sandbox]
+        record.put(ROOTS, {"upper": FIRST_FD + len(fds) + 1 + join})
         value = ocispec.launch_spec(
             spec, stack, home, cgroups=self.cgroups, disk=self.disk, fds=fds, runtime=argv
         )
         record.put("launch.json", value)
-        return [str(self._platform / "init"), "launch", str(home / "launch.json")]
+        return [str(self.init), "launch", str(home / "launch.json")]
 
     async def _run(self, argv: list[str], log: Path, fds: list[int]) -> None:
         with log.open("wb") as out:

@@ -1,10 +1,13 @@
 """What runs a sandbox on a node: one contract for containers, VMs and the simulator."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from dsec.api.sandbox import End, Evidence, SandboxSpec
+from dsec.api.snapshot import SnapshotKind
 from dsec.api.wire import NodeInventory
 
 
@@ -49,6 +52,39 @@ class Started:
     pid: int
     evidence: Evidence
     address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Files of a sandbox: what is below `root` on the node belongs at `at` in the sandbox.
+
+    `upper`: it is the writable layer of an overlay, with its marks of what was removed.
+    """
+
+    root: Path
+    at: str
+    upper: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What can be copied of a sandbox while its capture lasts.
+
+    `image_digest` is of the image below, empty where it has none. `dated`: the times of a file tell
+    of every change, also through mapped memory once that was written back.
+    """
+
+    trees: tuple[Tree, ...]
+    image_digest: str = ""
+    dated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hollow:
+    """A sandbox that waits for its start: files are put below `root`, over its image's."""
+
+    root: Path
+    image_digest: str = ""
 
 
 OnCall = Callable[[str, str, str, bytes], Awaitable[tuple[int, bytes]]]
@@ -122,6 +158,26 @@ class Substrate(Protocol):
         """Yield (name, content) of the scene: logs, environment, collected dirs, temp files.
 
         Works on a dead sandbox until `destroy`. Never follows a link out of the sandbox.
+        """
+        ...
+
+    def capture(
+        self, sandbox_id: str, kind: SnapshotKind, paths: Sequence[str], *, still: bool
+    ) -> AbstractAsyncContextManager[Captured]:
+        """Open what a snapshot of this kind copies: the whole writable layer, or these paths.
+
+        Paths that do not exist, or lead through a link, are left out. With `still` its processes
+        and its file system are frozen for as long as this lasts; one that is paused stays so.
+        Works from `create` to `destroy`, also after the end of the command while init lives.
+        Raises SubstrateError; nothing stays frozen then.
+        """
+        ...
+
+    def put_back(self, sandbox_id: str) -> AbstractAsyncContextManager[Hollow]:
+        """Open a created sandbox whose command has not been started, to restore files into it.
+
+        At the end what makes it itself (name, identity, item) is written anew. Raises
+        SubstrateError.
         """
         ...
 

@@ -16,6 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_CALLS: usize = 8;
 /// A take may wait 20 s for work; then comes the way there and back.
 const CALL_PATIENCE: Duration = Duration::from_secs(60);
+/// Who marks a safe point waits until its files are copied, and may be frozen meanwhile.
+const MARK_PATIENCE: Duration = Duration::from_secs(900);
+const MARK: &str = "/v1/snapshot/mark";
 
 /// What this sandbox's heartbeats must say.
 #[derive(Clone, Default)]
@@ -209,7 +212,7 @@ impl Endpoint {
             match call {
                 Some(call) => {
                     connection.call = Some(call.id);
-                    connection.until = now + CALL_PATIENCE;
+                    connection.until = now + patience(&call.path);
                     connection.received = Vec::new();
                     served.calls.push(call);
                 }
@@ -242,6 +245,15 @@ impl Endpoint {
         }
         self.connections
             .retain_mut(|c| c.until > Instant::now() && c.write());
+    }
+}
+
+/// How long the agent may take to answer a call.
+fn patience(path: &str) -> Duration {
+    if path == MARK {
+        MARK_PATIENCE
+    } else {
+        CALL_PATIENCE
     }
 }
 
@@ -349,6 +361,13 @@ mod tests {
         assert!(text(refused(false, 0)).starts_with("HTTP/1.1 501 "));
         assert!(text(refused(true, MAX_CALLS)).starts_with("HTTP/1.1 429 "));
         assert!(refused(true, MAX_CALLS - 1).is_none());
+    }
+
+    #[test]
+    fn who_marks_a_safe_point_may_wait_longer() {
+        assert_eq!(patience("/v1/snapshot/mark"), MARK_PATIENCE);
+        assert_eq!(patience("/v1/snapshot/notice"), CALL_PATIENCE);
+        assert_eq!(patience("/v1/queue/traj/take"), CALL_PATIENCE);
     }
 
     fn endpoint() -> (Endpoint, std::net::SocketAddr) {

@@ -1,10 +1,12 @@
-//! dsec-init: PID 1 of every sandbox (`run`), and what prepares its mounts on the host (`launch`).
+//! dsec-init: PID 1 of every sandbox (`run`); on the host, what prepares its mounts (`launch`) and
+//! holds its file system still (`hold`).
 mod agent;
 mod cgroup;
 mod child;
 mod command;
 mod frames;
 mod heartbeat;
+mod hold;
 mod http;
 mod init;
 mod launch;
@@ -27,12 +29,13 @@ fn option(name: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Run as PID 1. Descriptors from 3: listener, two logs, end file, cgroup directory, more to join.
+/// Run as PID 1. Descriptors from 3: listener, two logs, end file, cgroup directory, more to join,
+/// then the writable layer and the root, which the agent reads and nobody in here uses.
 fn run() -> Result<(), String> {
     let join = option("join")
         .parse::<RawFd>()
         .map_err(|_| "--join: a number is needed")?;
-    for fd in FIRST..FIRST + 5 + join {
+    for fd in FIRST..FIRST + 7 + join {
         // SAFETY: sets a flag; a descriptor that is not there is found at its first use.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
@@ -67,6 +70,7 @@ fn main() {
     let result = match mode.as_str() {
         "run" => run(),
         "launch" => launch::launch(&std::env::args().nth(2).unwrap_or_default()),
+        "hold" => hold::hold(&std::env::args().nth(2).unwrap_or_default()),
         "bootstrap" => {
             // the reference entry script, so that one file carries all that a node needs
             print!("{}", include_str!("../bootstrap.sh"));
@@ -76,7 +80,7 @@ fn main() {
             println!("dsec-init {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
-        _ => Err("usage: dsec-init run|launch SPEC|bootstrap|version".to_owned()),
+        _ => Err("usage: dsec-init run|launch SPEC|hold PATH|bootstrap|version".to_owned()),
     };
     if let Err(why) = result {
         eprintln!("dsec-init: {why}");

@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from dsec.agent import ends, ocispec, rings, rootfs, streams
+from dsec.agent import capture, ends, ocispec, rings, rootfs, streams
 from dsec.agent.cgroups import SandboxCgroups, detect
 from dsec.agent.images import ImageStore, Stack
 from dsec.agent.initlink import START, STOP, InitLink, LinkClosedError
@@ -24,10 +25,13 @@ from dsec.agent.nodeinfo import node_inventory, supports_loop
 from dsec.agent.records import SOCKET, Record, namespace_numbers
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxSpec
+from dsec.api.snapshot import SnapshotKind
 from dsec.api.wire import NodeInventory
 from dsec.world.substrate import (
+    Captured,
     Chunk,
     ExecRequest,
+    Hollow,
     OnCall,
     Started,
     SubstrateError,
@@ -317,10 +321,60 @@ class OciSubstrate:
         async for entry in streams.scene(live.spec, live.record, pid, context):
             yield entry
 
+    @asynccontextmanager
+    async def capture(
+        self, sandbox_id: str, kind: SnapshotKind, paths: Sequence[str], *, still: bool
+    ) -> AsyncIterator[Captured]:
+        """Open the writable layer (disk) or these paths; `still`: frozen while this lasts."""
+        live = self._get(sandbox_id)
+        loop = self.launcher.disk == "loop"
+        with capture.roots(live.record) as roots:
+            if loop:
+                # from here on the time of a file tells of each change through mapped memory
+                await asyncio.to_thread(capture.write_back, roots[0])
+            async with contextlib.AsyncExitStack() as held:
+                if still:
+                    await held.enter_async_context(self._frozen(live))
+                    await held.enter_async_context(capture.held_still(self.launcher.init, roots[0]))
+                found = held.enter_context(capture.trees(roots, kind, paths))
+                yield Captured(found, self._digest(live), dated=loop)
+
+    @asynccontextmanager
+    async def _frozen(self, live: _Live) -> AsyncIterator[None]:
+        """Freeze its processes; those of a paused one are left as they are, also at the end."""
+        sandbox = live.spec.identity.id
+        if live.paused:
+            yield
+            return
+        try:
+            await asyncio.to_thread(self.cgroups.freeze, sandbox)
+        except OSError as error:
+            raise SubstrateError(EndReason.INFRASTRUCTURE, f"cannot freeze: {error}") from error
+        try:
+            yield
+        finally:
+            if not live.paused:
+                await asyncio.shield(asyncio.to_thread(self.cgroups.thaw, sandbox))
+
+    @asynccontextmanager
+    async def put_back(self, sandbox_id: str) -> AsyncIterator[Hollow]:
+        """Open the root of a sandbox that waits for its start."""
+        live = self._get(sandbox_id)
+        with capture.roots(live.record) as (_, root):
+            yield Hollow(capture.reach(root), self._digest(live))
+            await asyncio.to_thread(capture.write_files, root, rootfs.files(live.spec))
+
+    def _digest(self, live: _Live) -> str:
+        stack = live.stack or self.images.known(live.spec.image)
+        return stack.digest if stack else ""
+
     async def destroy(self, sandbox_id: str) -> None:
         """Kill what lives, remove groups, namespaces, mounts and files. Idempotent."""
         async with self._locks.setdefault(sandbox_id, asyncio.Lock()):
             live = self._live.pop(sandbox_id, None)
+            if live is not None:
+                # what waits to write into a frozen file system cannot be killed
+                await asyncio.to_thread(capture.thaw, live.record)
             if live is not None and live.link is not None:
                 await live.link.close()
             await self.launcher.erase(sandbox_id)
@@ -347,12 +401,19 @@ class OciSubstrate:
             pid = record.init_pid()
             if pid is not None:
                 live.pid = pid
+                await self._let_go(live)
                 with contextlib.suppress(RuntimeError):
                     await self._connect(live)
             self._live[sandbox] = live
             found.append((spec, self._started(live) if live.link else None))
         self.launcher.sweep()
         return found
+
+    async def _let_go(self, live: _Live) -> None:
+        """Undo the freeze of a snapshot that an earlier agent process died in."""
+        await asyncio.to_thread(capture.thaw, live.record)
+        if not live.paused:
+            await asyncio.to_thread(self.cgroups.thaw, live.spec.identity.id)
 
     async def close(self) -> None:
         """Let go of all sandboxes without touching them, as an agent does before its own end."""

@@ -7,23 +7,34 @@ that it is given; what it "runs" lives as long as this object, also over restart
 profile decides, by default: until it is stopped. `DSEC_SIM_EXIT` is its exit status (0), and
 `DSEC_SIM_USE` the share of its CPU that it uses while it is not paused ("0.5"). With
 `DSEC_SIM_SILENT` it registers, and beats no more.
+
+Its state is one file, `/workspace/state.json`: the seconds that it has run for, over all restores.
+What is restored goes on from there, and its run time is what is left.
 """
 
 import asyncio
 import contextlib
+import json
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, IsolationLevel, SandboxSpec
+from dsec.api.snapshot import SnapshotKind
 from dsec.api.wire import Device, NodeInventory
 from dsec.world.clock import Clock, Randomness
 from dsec.world.substrate import (
+    Captured,
     Chunk,
     ExecRequest,
+    Hollow,
     OnCall,
     Started,
     SubstrateError,
+    Tree,
     nobody,
 )
 
@@ -31,6 +42,7 @@ RUN_SECONDS = "DSEC_SIM_SECONDS"
 EXIT_CODE = "DSEC_SIM_EXIT"
 USE = "DSEC_SIM_USE"
 SILENT = "DSEC_SIM_SILENT"
+WORKSPACE, STATE = "workspace", "state.json"
 GPU_MODES = ["whole", "mps", "mig", "passthrough", "shares"]
 
 
@@ -91,6 +103,10 @@ class _Run:
     used: float = 0.0
     """CPU seconds until `since` (monotonic)."""
     since: float | None = None
+    begun: float | None = None
+    """When its command was started (monotonic)."""
+    before: float = 0.0
+    """Seconds that it had run for in the snapshot that it was restored from."""
 
 
 class SimulatedSubstrate:
@@ -162,7 +178,7 @@ class SimulatedSubstrate:
         """Let the simulated command run."""
         run = self._run(sandbox_id)
         if run.task is None:
-            run.since = self._clock.monotonic()
+            run.since = run.begun = self._clock.monotonic()
             run.task = asyncio.create_task(self._live(run))
 
     async def wait(self, sandbox_id: str) -> End:
@@ -217,6 +233,33 @@ class SimulatedSubstrate:
             for name in self._profile.leaves:
                 yield name, b"simulated\n"
 
+    @asynccontextmanager
+    async def capture(
+        self,
+        sandbox_id: str,
+        kind: SnapshotKind,  # noqa: ARG002 - every kind of it is the same
+        paths: Sequence[str],  # noqa: ARG002 - and so are all paths
+        *,
+        still: bool,  # noqa: ARG002 - nothing moves while this is read
+    ) -> AsyncIterator[Captured]:
+        """Write its state where it can be read."""
+        run = self._run(sandbox_id)
+        ran = self._ran(run)
+        with tempfile.TemporaryDirectory(prefix="dsec-sim-") as folder:
+            (Path(folder) / STATE).write_text(json.dumps({"ran": ran}))
+            yield Captured((Tree(Path(folder), f"/{WORKSPACE}"),), dated=False)
+
+    @asynccontextmanager
+    async def put_back(self, sandbox_id: str) -> AsyncIterator[Hollow]:
+        """Take over the state that is put into the workspace."""
+        run = self._run(sandbox_id)
+        with tempfile.TemporaryDirectory(prefix="dsec-sim-") as folder:
+            (Path(folder) / WORKSPACE).mkdir()
+            yield Hollow(Path(folder))
+            with contextlib.suppress(FileNotFoundError):
+                state = json.loads((Path(folder) / WORKSPACE / STATE).read_text())
+                run.before = float(state["ran"])
+
     async def destroy(self, sandbox_id: str) -> None:
         """Forget it."""
         if (run := self._runs.pop(sandbox_id, None)) is not None:
@@ -246,7 +289,7 @@ class SimulatedSubstrate:
         seconds = self._seconds(spec)
         if seconds is None:
             return
-        await self._clock.sleep(seconds)
+        await self._clock.sleep(max(0.0, seconds - run.before))
         if self._randomness.random() < profile.crash:
             self._end(run, EndReason.SIGNALED, exit_code=None, signal=11)
             return
@@ -254,6 +297,10 @@ class SimulatedSubstrate:
         with contextlib.suppress(ValueError):
             code = int(spec.env.get(EXIT_CODE, "0"))
         self._end(run, EndReason.FAILED if code else EndReason.COMPLETED, exit_code=code)
+
+    def _ran(self, run: _Run) -> float:
+        """Return the seconds that it has run for, over all restores."""
+        return run.before + (self._clock.monotonic() - run.begun if run.begun is not None else 0.0)
 
     def _used(self, run: _Run) -> float:
         """Return the CPU seconds that a simulated command has used."""

@@ -1,0 +1,200 @@
+"""Files of a container sandbox as a snapshot reads and writes them: its layer, its root, its rest.
+
+Both roots are descriptors that init holds: no path leads to them, and no mount of the container
+covers them. Names are opened one by one and never through a link, as in the archive.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+import structlog
+
+from dsec.agent.records import ROOTS, Record
+from dsec.api.reasons import EndReason
+from dsec.api.snapshot import SnapshotKind
+from dsec.world.substrate import SubstrateError, Tree
+
+FREEZE_SECONDS = 30.0
+"""Until the file system stands still: what is dirty is written first."""
+_THAW = 0xC0045878
+"""FITHAW of linux/fs.h."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_log = structlog.get_logger(__name__)
+
+
+def reach(fd: int) -> Path:
+    """Return a path to an open directory that is no link itself, for any thread of this process."""
+    return Path(f"/proc/self/fd/{fd}/.")
+
+
+@contextmanager
+def roots(record: Record) -> Iterator[tuple[int, int]]:
+    """Open the writable layer and the whole root of a sandbox. Raises SubstrateError."""
+    pid, number = record.init_pid(), record.get(ROOTS).get("upper")
+    if pid is None or not isinstance(number, int):
+        why = "its init is gone" if pid is None else "it was started by an agent without snapshots"
+        raise SubstrateError(EndReason.INFRASTRUCTURE, f"{record.home.name}: {why}")
+    with contextlib.ExitStack() as held:
+        found = []
+        for one in (number, number + 1):
+            try:
+                fd = os.open(f"/proc/{pid}/fd/{one}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                why = f"{record.home.name}: its files cannot be reached: {error.strerror}"
+                raise SubstrateError(EndReason.INFRASTRUCTURE, why) from error
+            held.callback(os.close, fd)
+            found.append(fd)
+        yield found[0], found[1]
+
+
+def write_back(fd: int) -> None:
+    """Write what is dirty in the file system of an open file; blocks. Raises OSError.
+
+    A page that is written through mapped memory afterwards gives its file a new time.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def open_below(root: int, path: str) -> int:
+    """Open a directory below a root, through directories only. Raises OSError."""
+    fd = os.dup(root)
+    try:
+        for part in PurePosixPath(path).parts[1:]:
+            child = os.open(part, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = child
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextmanager
+def trees(
+    roots_of: tuple[int, int], kind: SnapshotKind, paths: Sequence[str]
+) -> Iterator[tuple[Tree, ...]]:
+    """Open what a snapshot of a kind copies; paths that are no directories are left out."""
+    upper, root = roots_of
+    if kind is SnapshotKind.DISK:
+        yield (Tree(reach(upper), "/", upper=True),)
+        return
+    with contextlib.ExitStack() as held:
+        found = []
+        for path in dict.fromkeys(paths):
+            try:
+                fd = open_below(root, path)
+            except OSError as error:
+                _log.info("left out of a snapshot", path=path, why=error.strerror)
+                continue
+            held.callback(os.close, fd)
+            found.append(Tree(reach(fd), path))
+        yield tuple(found)
+
+
+@asynccontextmanager
+async def held_still(init: Path, fd: int) -> AsyncIterator[bool]:
+    """Freeze the file system of an open directory; False where it cannot be: memory.
+
+    Another process freezes it and thaws it when this one lets go, or is killed. Raises
+    SubstrateError.
+    """
+    theirs, ours = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            init, "hold", f"/proc/self/fd/{fd}",
+            stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(fd,),
+        )  # fmt: skip
+    except OSError as error:
+        os.close(ours)
+        raise SubstrateError(EndReason.INFRASTRUCTURE, f"{init}: {error.strerror}") from error
+    finally:
+        os.close(theirs)
+    try:
+        said = cast("asyncio.StreamReader", process.stdout)
+        try:
+            word = (await asyncio.wait_for(said.readline(), FREEZE_SECONDS)).decode().strip()
+        except TimeoutError:
+            word = "no answer in time"
+        if word not in {"frozen", "unsupported"}:
+            message = f"its file system does not stand still: {word}"
+            raise SubstrateError(EndReason.INFRASTRUCTURE, message)
+        yield word == "frozen"
+    finally:
+        os.close(ours)
+        await asyncio.shield(process.wait())
+
+
+def thaw(record: Record) -> None:
+    """Let the file system of a sandbox go on, should anybody have left it frozen. Idempotent."""
+    # what is not frozen, or cannot be, says so
+    with contextlib.suppress(SubstrateError, OSError), roots(record) as (upper, _):
+        fcntl.ioctl(upper, _THAW, 0)
+
+
+def write_files(root: int, files: Sequence[dict[str, object]]) -> None:
+    """Write files below a root, whatever lies in their way. Raises OSError.
+
+    What was restored is a program's: a link, or a file where a directory belongs, is removed.
+    """
+    for file in files:
+        pure = PurePosixPath(str(file["path"]))
+        fd = os.dup(root)
+        try:
+            for part in pure.parts[1:-1]:
+                fd = _enter(fd, part)
+            remove(fd, pure.name)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            out = os.open(pure.name, flags, 0o600, dir_fd=fd)
+            with os.fdopen(out, "wb") as stream:
+                stream.write(str(file["content"]).encode())
+                os.fchmod(stream.fileno(), int(str(file["mode"])))
+        finally:
+            os.close(fd)
+
+
+def _enter(fd: int, name: str) -> int:
+    """Open a directory in another, made where it is none; closes the outer one."""
+    try:
+        try:
+            inner = os.open(name, _DIRECTORY, dir_fd=fd)
+        except OSError:
+            remove(fd, name)
+            os.mkdir(name, 0o755, dir_fd=fd)
+            inner = os.open(name, _DIRECTORY, dir_fd=fd)
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return inner
+
+
+def remove(fd: int, name: str) -> None:
+    """Remove what has a name in a directory, with all that is below. Raises OSError."""
+    try:
+        mode = os.lstat(name, dir_fd=fd).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        os.unlink(name, dir_fd=fd)
+        return
+    inner = os.open(name, _DIRECTORY, dir_fd=fd)
+    try:
+        with os.scandir(inner) as found:
+            names = [entry.name for entry in found]
+        for entry in names:
+            remove(inner, entry)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=fd)

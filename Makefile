@@ -9,6 +9,11 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(UV_HERE)/bin/uv)
 BIN := .venv/bin
 STEP = @printf '\n── %s\n'
 
+# tests start hundreds of programs: what they import is compiled once, also where the environment
+# says that no bytecode is kept; beside the sources, not between them
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.bytecode
+
 .PHONY: help setup demo check test cases soak bench-elastic bench-openb generate clean
 .PHONY: check-style check-types check-arrows check-generated check-changelog check-rust check-unit
 
@@ -93,4 +98,4 @@ generate: setup ## Write CRDs and component arguments from the models
 clean: ## Stop what runs here and remove what was built in this checkout
 	-[ ! -x $(BIN)/dsec ] || $(BIN)/dsec local down
 	-[ ! -x $(BIN)/dsec ] || $(BIN)/dsec down
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runtime/init/target dist build
+	rm -rf .venv .bytecode .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runtime/init/target dist build

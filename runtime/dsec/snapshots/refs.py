@@ -21,7 +21,13 @@ from dsec.api.base import WireModel
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.layout import check_lineage, name_of, under
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+from dsec.world.objects import (
+    NotFoundError,
+    ObjectInfo,
+    ObjectStore,
+    ObjectStoreError,
+    PreconditionError,
+)
 
 DIGITS = 12
 AT_ONCE = 16
@@ -141,14 +147,14 @@ def in_force(refs: Iterable[SnapshotRef]) -> list[SnapshotRef]:
 async def list_refs(objects: ObjectStore, prefix: str, lineage: str = "") -> Listed:
     """Return the references of a lineage, or of the whole repository. Raises ObjectStoreError."""
     below = under(prefix, "refs", check_lineage(lineage), "") if lineage else under(prefix, "refs/")
-    keys = [info.key for info in await objects.list(below)]
+    infos = await objects.list(below)
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(key: str) -> SnapshotRef | Damaged | None:
+    async def one(info: ObjectInfo) -> SnapshotRef | Damaged | None:
         async with gate:
-            return await read_ref(objects, prefix, key)
+            return await read_ref(objects, prefix, info.key, size=info.size)
 
-    found = [item for item in await asyncio.gather(*map(one, keys)) if item is not None]
+    found = [item for item in await asyncio.gather(*map(one, infos)) if item is not None]
     refs = [item for item in found if isinstance(item, SnapshotRef)]
     return Listed(
         tuple(sorted(refs, key=lambda ref: (ref.lineage, ref.seq))),
@@ -156,9 +162,15 @@ async def list_refs(objects: ObjectStore, prefix: str, lineage: str = "") -> Lis
     )
 
 
-async def read_ref(objects: ObjectStore, prefix: str, key: str) -> SnapshotRef | Damaged | None:
-    """Return what lies under the key of a reference; None: it is gone. Raises ObjectStoreError."""
-    why = ""
+async def read_ref(
+    objects: ObjectStore, prefix: str, key: str, *, size: int | None = None
+) -> SnapshotRef | Damaged | None:
+    """Return what lies under the key of a reference; None: it is gone.
+
+    With the size that a list says, a body that always comes back shorter is no damage of what is
+    stored but an ObjectStoreError. Raises ObjectStoreError.
+    """
+    why, whole = "", size is None
     for _ in range(ATTEMPTS):
         try:
             data, _ = await objects.get(key)
@@ -168,12 +180,16 @@ async def read_ref(objects: ObjectStore, prefix: str, key: str) -> SnapshotRef |
             ref = SnapshotRef.model_validate_json(data)
         except ValidationError as problem:
             # perhaps only this answer was cut short
+            whole = whole or len(data) == size
             why = f"no reference: {problem.errors()[0]['msg']}"
             continue
         if ref_key(prefix, ref.lineage, ref.seq) == key:
             return ref
         why = f"holds {name_of(ref.lineage, ref.seq)}, which belongs elsewhere"
+        whole = True
         break
+    if not whole:
+        raise ObjectStoreError(f"{key}: its body never comes whole")
     return Damaged(key, why)
 
 

@@ -393,3 +393,20 @@ def test_cpus_of_its_own_are_nobody_elses() -> None:
     core.finish("sb-" + "b" * 26, End(reason=EndReason.STOPPED), NOW)
     core.close("sb-" + "b" * 26, NOW, archive="", partial=False)
     assert asks("f", 2000) == (True, [0, 1], "")
+
+
+def test_what_was_moved_away_comes_back_as_another_copy() -> None:
+    """A later incarnation of an id that has ended here is admitted; a repeat of it is not."""
+    core = Core("n", 1, inventory())
+    assert core.admit(spec("a"), NOW).accepted
+    again = core.admit(spec("a", incarnation=2), NOW)
+    assert (again.accepted, core.live) == (True, 1), "it lives: the call is a repeat"
+    core.request_stop("sb-" + "a" * 26, Stop(EndReason.FENCED, "moved", 0.0), NOW)
+    core.finish("sb-" + "a" * 26, End(reason=EndReason.SIGNALED), NOW)
+    core.close("sb-" + "a" * 26, NOW, archive="", partial=False)
+    assert core.admit(spec("a"), NOW).state is S.ENDED
+    back = core.admit(spec("a", incarnation=2), NOW)
+    assert (back.state, core.live) == (S.BOUND, 1)
+    (entry,) = core
+    assert entry.spec.identity.incarnation == 2
+    assert core.used.memory_bytes == spec("a").resources.memory_bytes

@@ -208,7 +208,7 @@ class Agent:
             known = self.core.get(spec.identity.id)
             answer = self.core.admit(self._settled(spec), self.clock.now())
             answers.append(answer)
-            if known is not None:
+            if known is not None and self.core.get(spec.identity.id) is known:
                 continue
             self.metrics.answered(answer)
             if not answer.accepted:
@@ -425,7 +425,9 @@ class Agent:
         task.add_done_callback(lambda done: self._over(sandbox_id, done))
 
     def _over(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
-        self._lives.pop(sandbox_id, None)
+        if sandbox_id in self._lives and self._lives[sandbox_id][1] is task:
+            # else the same sandbox has come back already
+            del self._lives[sandbox_id]
         self._failed(task)
         self.spool.rotate()
 

@@ -148,10 +148,11 @@ class Core:
     def admit(self, spec: SandboxSpec, now: datetime) -> CreateAnswer:
         """Say the last word on a create, and book its resources when it is accepted.
 
-        A repeat of a known id is accepted and changes nothing.
+        A repeat of a known id is accepted and changes nothing. A later incarnation of what has
+        ended here is another copy, which was moved away and comes back.
         """
         identity = spec.identity
-        if (known := self._entries.get(identity.id)) is not None:
+        if (known := self._entries.get(identity.id)) is not None and not _earlier(known, spec):
             return CreateAnswer(id=identity.id, accepted=True, state=known.status.state)
         devices: list[str] = []
         cpus: list[int] = []
@@ -168,6 +169,8 @@ class Core:
             )
         if devices != spec.devices or cpus != spec.cpus:
             spec = spec.model_copy(update={"devices": devices, "cpus": cpus})
+        # who follows asks for everything then: the end that is dropped has been told, or is void
+        self._drop(identity.id)
         self._insert(Entry(spec, self._status(spec, now, S.BOUND)))
         return CreateAnswer(id=identity.id, accepted=True, state=S.BOUND)
 
@@ -223,13 +226,19 @@ class Core:
             if position < surplus or now - entry.status.times[S.ENDED] > TOMBSTONE_AGE
         ]
         for entry in gone:
-            self._floor = max(self._floor, entry.status.seq)
-            del self._entries[entry.spec.identity.id]
-            copies = self._replicas[_replica(entry.spec)]
-            copies.discard(entry.spec.identity.id)
-            if not copies:
-                del self._replicas[_replica(entry.spec)]
+            self._drop(entry.spec.identity.id)
         return [entry.spec.identity.id for entry in gone]
+
+    def _drop(self, sandbox_id: str) -> None:
+        """Forget an entry that has ended, where there is one."""
+        entry = self._entries.pop(sandbox_id, None)
+        if entry is None:
+            return
+        self._floor = max(self._floor, entry.status.seq)
+        copies = self._replicas[_replica(entry.spec)]
+        copies.discard(sandbox_id)
+        if not copies:
+            del self._replicas[_replica(entry.spec)]
 
     # ------------------------------------------------------------------ what happens on the node
 
@@ -442,6 +451,11 @@ class Core:
             if want > free:
                 return f"capacity: {dimension}: asked {want}, free {max(free, 0)}"
         return ""
+
+
+def _earlier(known: Entry, spec: SandboxSpec) -> bool:
+    """Return whether what is known of an id has ended and is of an earlier incarnation."""
+    return not known.live and known.spec.identity.incarnation < spec.identity.incarnation
 
 
 def _replica(spec: SandboxSpec) -> tuple[str, str, int]:

@@ -1,0 +1,290 @@
+"""One repository: its keys, its index, and how its objects are read and written.
+
+A repository lives below one prefix of a bucket and belongs to one tenant; nothing is shared between
+two. Objects are written once, under the hash of their bytes: packs first, then an index object that
+says what is in them, last (by who saves) the reference. What a save that was cut off had sent is
+found through the footers of its packs (`adopt`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+
+from dsec.api.base import WireModel
+from dsec.snapshots import packs
+from dsec.snapshots.index import Index, Table, decode, encode, joined, without
+from dsec.snapshots.keys import KeySource, WrappedKey, fresh_key
+from dsec.snapshots.layout import under
+from dsec.snapshots.leases import pack_key, read_state
+from dsec.snapshots.sealing import (
+    SALT_BYTES,
+    SnapshotDamagedError,
+    derive,
+    name_blob,
+    name_object,
+    seal_whole,
+    unseal_whole,
+)
+from dsec.world.clock import Clock, Randomness
+from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+
+FORMAT = 1
+ATTEMPTS, FIRST_PAUSE = 5, 0.2
+"""Tries of one request, and seconds before the second; each later pause is twice as long."""
+AT_ONCE = 8
+INDEX = b"index"
+
+T = TypeVar("T")
+
+
+class WrongKeyError(Exception):
+    """The data key that was handed over is of another repository."""
+
+
+class About(WireModel):
+    """What `repo.json` says: written once, replaced only when wrappings change."""
+
+    format: int
+    id: str
+    check: str = Field(description="Hex of a hash that only the right data key gives.")
+    keys: list[WrappedKey]
+
+
+async def persist(clock: Clock, request: Callable[[], Awaitable[T]]) -> T:
+    """Make a request that may be repeated, until the store answers. Raises ObjectStoreError."""
+    pause = FIRST_PAUSE
+    for _ in range(ATTEMPTS - 1):
+        with suppress(ObjectStoreError):
+            return await request()
+        await clock.sleep(pause)
+        pause *= 2
+    return await request()
+
+
+class Repository:
+    """One tenant's repository. Lives in one event loop; its index is safe between threads."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        prefix: str,
+        clock: Clock,
+        randomness: Randomness,
+        *,
+        about: About,
+        data_key: bytes,
+    ) -> None:
+        """Use `open` or `open_with_key`. Raises WrongKeyError."""
+        self.objects, self.prefix = objects, prefix
+        self.clock, self.randomness = clock, randomness
+        self.about, self.keys = about, derive(data_key)
+        if name_blob(self.keys, b"check").hex() != about.check:
+            raise WrongKeyError(f"{prefix}: the data key is of another repository")
+        self.index = Index()
+        self.epoch = 0
+        """Of the collector; while it stays the same nothing was removed."""
+        self._adopted: list[Table] = []
+        self._known: dict[str, Table] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        objects: ObjectStore,
+        prefix: str,
+        keys: KeySource,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> "Repository":
+        """Open a repository, make it where it is missing, and read its index.
+
+        Raises WrongKeyError, SnapshotDamagedError, ObjectStoreError, and what `keys` raises.
+        """
+        try:
+            about = await _read_about(objects, prefix, clock)
+        except NotFoundError:
+            key, wrapped = await fresh_key(keys, prefix, randomness)
+            fresh = About(
+                format=FORMAT,
+                id=randomness.randbytes(16).hex(),
+                check=name_blob(derive(key), b"check").hex(),
+                keys=[wrapped],
+            )
+            body = fresh.model_dump_json(by_alias=True).encode()
+            with suppress(PreconditionError):
+                await persist(
+                    clock, lambda: objects.put_if_absent(under(prefix, "repo.json"), body)
+                )
+            # another may have been faster: its key holds
+            about = await _read_about(objects, prefix, clock)
+        data_key = await keys.unwrap(about.keys, prefix)
+        one = cls(objects, prefix, clock, randomness, about=about, data_key=data_key)
+        await one.refresh()
+        return one
+
+    @classmethod
+    async def open_with_key(
+        cls,
+        objects: ObjectStore,
+        prefix: str,
+        data_key: bytes,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> "Repository":
+        """Open one that exists, with its data key unwrapped: what an agent is handed.
+
+        Raises NotFoundError where it does not exist, and as `open`.
+        """
+        about = await _read_about(objects, prefix, clock)
+        one = cls(objects, prefix, clock, randomness, about=about, data_key=data_key)
+        await one.refresh()
+        return one
+
+    @property
+    def data_key(self) -> bytes:
+        """The data key, unwrapped: for who may hand it to an agent."""
+        return self.keys.data
+
+    async def refresh(self) -> None:
+        """Take in what others wrote since. Raises SnapshotDamagedError, ObjectStoreError."""
+        state, _ = await persist(self.clock, lambda: read_state(self.objects, self.prefix))
+        found = await persist(self.clock, lambda: self.objects.list(under(self.prefix, "index/")))
+        names = sorted(info.key for info in found)
+        fresh = await self._tables(name for name in names if name not in self._known)
+        if not self._known or self._known.keys() - set(names):
+            self._known = {name: self._known.get(name) or fresh[name] for name in names}
+            self.index.replace([*self._known.values(), *self._adopted])
+        else:
+            self._known |= fresh
+            for name in sorted(fresh):
+                self.index.add(fresh[name])
+        self.epoch = state.epoch
+
+    async def write_index(self, tables: list[Table]) -> int:
+        """Publish where blobs lie, after their packs; return the bytes that this took."""
+        if not self._adopted and not tables:
+            return 0
+        key, body = await self._write_table(joined([*self._adopted, *tables]))
+        self._known[key] = joined([*self._adopted, *tables])
+        self._adopted = []
+        return len(body)
+
+    async def forget(self, doomed: Collection[str]) -> None:
+        """Take packs (hex names) out of the index, and make one object of all the others.
+
+        Written before the old ones go: a reader finds everything twice rather than nothing.
+        Raises SnapshotDamagedError, ObjectStoreError.
+        """
+        await self.refresh()
+        old = dict(self._known)
+        kept = without(joined(list(old.values())), {bytes.fromhex(name) for name in doomed})
+        if kept.packs:
+            key, _ = await self._write_table(kept)
+            old.pop(key, None)
+        for name in old:
+            await persist(self.clock, lambda name=name: self.objects.delete(name))  # type: ignore[misc]
+        await self.refresh()
+
+    async def create(self, key: str, body: bytes) -> None:
+        """Write an object whose name is its content's: that it exists already is success."""
+        with suppress(PreconditionError):
+            await persist(self.clock, lambda: self.objects.put_if_absent(key, body))
+
+    def pack_key(self, name: bytes) -> str:
+        """Return the key of a pack."""
+        return pack_key(self.prefix, name.hex())
+
+    async def adopt(self, avoid: Collection[str] = ()) -> None:
+        """Take packs into the index that no index object names: an earlier save was cut off.
+
+        Raises ObjectStoreError; packs without a readable footer are left to the collector.
+        """
+        found = await persist(self.clock, lambda: self.objects.list(under(self.prefix, "packs/")))
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def read(name: bytes, size: int) -> Table | None:
+            async with slots:
+                with suppress(SnapshotDamagedError, NotFoundError):
+                    return await self.read_footer(name, size)
+                return None
+
+        lost = []
+        for info in found:
+            name = info.key.rpartition("/")[2]
+            if name not in avoid and not self.index.knows_pack(bytes.fromhex(name)):
+                lost.append(read(bytes.fromhex(name), info.size))
+        for table in await asyncio.gather(*lost):
+            if table is not None:
+                self.index.add(table)
+                self._adopted.append(table)
+
+    async def read_footer(self, name: bytes, size: int) -> Table:
+        """Return the rows of a pack from the pack itself.
+
+        Raises SnapshotDamagedError, NotFoundError, ObjectStoreError.
+        """
+        wanted = packs.FIRST_READ
+        while True:
+            length = min(size, wanted)
+            tail = await self.read_part(self.pack_key(name), size - length, length)
+            needed = packs.footer_length(tail, f"pack {name.hex()}")
+            if needed <= length or length == size:
+                return packs.read_footer(self.keys, name, size, tail)
+            wanted = needed
+
+    async def read_part(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of an object; a short answer is asked for again. Raises NotFoundError."""
+
+        async def request() -> bytes:
+            data = await self.objects.get_range(key, start, length)
+            if len(data) != length:
+                raise ObjectStoreError(f"{key}: {len(data)} of {length} bytes came")
+            return data
+
+        return await persist(self.clock, request)
+
+    async def read_named(self, key: str, name: str) -> bytes:
+        """Return an object that is named by its hash; one bad answer is asked for again.
+
+        Raises SnapshotDamagedError, ObjectStoreError.
+        """
+        for _ in range(2):
+            try:
+                stored, _ = await persist(self.clock, lambda: self.objects.get(key))
+            except NotFoundError:
+                raise SnapshotDamagedError(f"{key} is gone") from None
+            if name_object(stored) == name:
+                return stored
+        raise SnapshotDamagedError(f"{key} is damaged: its content is not what its name says")
+
+    async def _write_table(self, table: Table) -> tuple[str, bytes]:
+        salt = self.randomness.randbytes(SALT_BYTES)
+        body = seal_whole(self.keys, salt, encode(table), INDEX)
+        stamp = self.clock.now().strftime("%Y%m%dT%H%M%S%fZ")
+        key = under(self.prefix, "index", f"{stamp}-{name_object(body)}")
+        await self.create(key, body)
+        return key, body
+
+    async def _tables(self, keys: Iterable[str]) -> dict[str, Table]:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def read(key: str) -> tuple[str, Table]:
+            async with slots:
+                stored = await self.read_named(key, key.rpartition("-")[2])
+            return key, decode(unseal_whole(self.keys, stored, INDEX, key), key)
+
+        return dict(await asyncio.gather(*(read(key) for key in keys)))
+
+
+async def _read_about(objects: ObjectStore, prefix: str, clock: Clock) -> About:
+    key = under(prefix, "repo.json")
+    stored, _ = await persist(clock, lambda: objects.get(key))
+    try:
+        about = About.model_validate_json(stored)
+    except ValidationError as problem:
+        raise SnapshotDamagedError(f"{key} is damaged: {problem}") from problem
+    if about.format != FORMAT:
+        raise SnapshotDamagedError(f"{key}: format {about.format}, this dsec reads {FORMAT}")
+    return about

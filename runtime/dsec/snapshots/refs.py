@@ -297,14 +297,14 @@ async def _stored(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> bool:
 async def pin(objects: ObjectStore, prefix: str, wanted: Pin) -> None:
     """Keep a snapshot from every rule. Raises NotFoundError where it is gone, ObjectStoreError."""
     key = ref_key(prefix, check_lineage(wanted.lineage), wanted.seq)
-    await objects.put(_pin_key(prefix, wanted.lineage, wanted.seq), body_of(wanted))
+    await objects.put(pin_key(prefix, wanted.lineage, wanted.seq), body_of(wanted))
     # looked at afterwards: what was deleted meanwhile must not seem kept
     await objects.get(key)
 
 
 async def unpin(objects: ObjectStore, prefix: str, lineage: str, seq: int) -> None:
     """Let the rules have it again; unpinning what is not pinned is no error."""
-    await objects.delete(_pin_key(prefix, check_lineage(lineage), seq))
+    await objects.delete(pin_key(prefix, check_lineage(lineage), seq))
 
 
 async def pins(objects: ObjectStore, prefix: str, lineage: str = "") -> list[Pin]:
@@ -344,7 +344,7 @@ async def drop(objects: ObjectStore, prefix: str, stone: Tombstone) -> bool:
     if not isinstance(found, SnapshotRef) or not stone.buries(found):
         return False
     await objects.delete(key)
-    await objects.delete(_pin_key(prefix, stone.lineage, stone.seq))
+    await objects.delete(pin_key(prefix, stone.lineage, stone.seq))
     return True
 
 
@@ -391,7 +391,8 @@ def _parsed(data: bytes) -> SnapshotRef | None:
         return None
 
 
-def _pin_key(prefix: str, lineage: str, seq: int) -> str:
+def pin_key(prefix: str, lineage: str, seq: int) -> str:
+    """Return the key of a pin."""
     return under(prefix, "pins", lineage, f"{seq:0{DIGITS}d}.json")
 
 

@@ -96,15 +96,18 @@ class Uplink:
         self._client = network.client(gateway, timeout=ARTIFACT_SECONDS)
         # programs that wait for work hold connections: never those of journal and artifacts
         self._asking = network.client(gateway, timeout=ASK_SECONDS)
+        # nor do the many bytes of snapshots
+        self._moving = network.client(gateway, timeout=ARTIFACT_SECONDS)
         self._identified = asyncio.Event()
         if identified:
             self._identified.set()
 
     async def renew(self, *, identified: bool) -> None:
         """Replace the pooled connections: those open now were made with the old identity."""
-        old = self._client, self._asking
+        old = self._client, self._asking, self._moving
         self._client = self._network.client(self._gateway, timeout=ARTIFACT_SECONDS)
         self._asking = self._network.client(self._gateway, timeout=ASK_SECONDS)
+        self._moving = self._network.client(self._gateway, timeout=ARTIFACT_SECONDS)
         if identified:
             self._identified.set()
         else:
@@ -114,8 +117,8 @@ class Uplink:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
-        await self._asking.aclose()
+        for client in (self._client, self._asking, self._moving):
+            await client.aclose()
 
     async def ask(self, method: str, path: str, body: bytes) -> bytes:
         """Make a call in the name of a sandbox; return the answer. Raises AwayError, RefusedError.
@@ -125,6 +128,20 @@ class Uplink:
         answer = await self._call(
             method, path, body.decode(errors="replace"), limit=ASK_SECONDS, client=self._asking
         )
+        return answer.content
+
+    async def move(
+        self,
+        method: str,
+        path: str,
+        body: str | bytes = b"",
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        """Make a call about the bytes of snapshots; text is JSON. Returns the answer's content.
+
+        Raises AwayError, FencedError, RefusedError.
+        """
+        answer = await self._call(method, path, body, headers, client=self._moving)
         return answer.content
 
     async def register(self, registration: NodeRegistration, token: str = "") -> NodeAdmission:

@@ -55,6 +55,14 @@ class StoredObjects(WireModel):
     objects: list[StoredObject]
 
 
+class PublishCall(WireModel):
+    """Make a snapshot exist. Afterwards the store is asked whether what it needs is to stay."""
+
+    ref: SnapshotRef
+    collector_epoch: int = Field(default=0, ge=0, description="Of the store when the save began.")
+    packs: list[str] = Field(default=[], description="Names of all packs that it needs.")
+
+
 class Published(WireModel):
     """The snapshot that exists now."""
 

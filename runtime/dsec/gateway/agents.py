@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.wire import JournalPush, JournalRow
-from dsec.gateway import inside
+from dsec.gateway import inside, snapshot_bytes
 from dsec.gateway.calls import (
     CORRELATION,
     as_error,
@@ -73,6 +73,13 @@ def routes(gateway: Gateway) -> list[Route]:
         at("GET", "sandboxes/{sandbox}/queues/{queue}", inside.queue),
         at("POST", "sandboxes/{sandbox}/queues/{queue}/{verb}", inside.queue),
         at("POST", "sandboxes/{sandbox}/scale", inside.scale),
+        at("POST", "snapshots/access", snapshot_bytes.access),
+        at("GET", "snapshots/objects", snapshot_bytes.list_objects),
+        at("GET", "snapshots/objects/{key:path}", snapshot_bytes.read_object),
+        at("PUT", "snapshots/objects/{key:path}", snapshot_bytes.write_object),
+        at("DELETE", "snapshots/objects/{key:path}", snapshot_bytes.delete_object),
+        at("POST", "snapshots/urls", snapshot_bytes.urls),
+        at("POST", "snapshots/publish", snapshot_bytes.publish_ref),
     ]
 
 

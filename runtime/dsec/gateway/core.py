@@ -33,6 +33,7 @@ from dsec.journal.queuelog import QueueLogs
 from dsec.journal.reaping import ReaperReader
 from dsec.journal.results import ResultReader
 from dsec.rules import Settings
+from dsec.snapshots.keys import KeySource
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
@@ -51,7 +52,8 @@ class GatewayConfig:
 
     `audit` is the store of audit rows where they have a bucket of their own. `join_secret` admits
     simulated nodes any number of times. `agent_account` is the service account of agent pods.
-    `aws` lets machines of AWS join by their role.
+    `aws` lets machines of AWS join by their role. `snapshot_keys` opens the keys of tenants'
+    snapshots; without it none are taken.
     """
 
     identity: str
@@ -63,6 +65,7 @@ class GatewayConfig:
     agent_account: str = "system:serviceaccount:dsec-system:dsec-agent"
     settings: Settings = field(default_factory=Settings)
     aws: AwsIdentity | None = None
+    snapshot_keys: KeySource | None = None
 
 
 class Gateway:
@@ -107,6 +110,8 @@ class Gateway:
         self.metrics = Metrics()
         writer = f"{config.identity}-{randomness.randbytes(6).hex()}"
         self.queues = QueueLogs(objects, clock, writer, self._ended)
+        self.snapshot_keys: dict[str, bytes] = {}
+        """Data keys of repositories that agents asked for, by prefix: in memory only."""
         self._nodes: asyncio.Queue[Key] = asyncio.Queue()
         self.caches["SandboxNode"].listen(self._nodes.put_nowait)
 

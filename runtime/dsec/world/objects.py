@@ -1,7 +1,7 @@
 """The object store: immutable or conditionally written blobs under string keys."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class ObjectStoreError(Exception):
@@ -65,4 +65,13 @@ class ObjectStore(Protocol):
 
     async def delete(self, key: str) -> None:
         """Remove; removing what is absent is no error. Raises ObjectStoreError."""
+        ...
+
+
+@runtime_checkable
+class Presigner(Protocol):
+    """A store that lets others do one thing without a credential, for a while."""
+
+    async def presign(self, method: str, key: str, seconds: int) -> tuple[str, dict[str, str]]:
+        """Return a URL for GET, or for a PUT of what does not exist, and the headers it needs."""
         ...

@@ -155,6 +155,22 @@ class S3Objects:
                 lambda: self._client.delete_object(Bucket=self._bucket, Key=key) and None, key
             )
 
+    async def presign(self, method: str, key: str, seconds: int) -> tuple[str, dict[str, str]]:
+        """Return a URL for GET, or for a PUT of what does not exist, and the headers it needs."""
+        parameters = {"Bucket": self._bucket, "Key": key}
+        headers = {}
+        if method == "PUT":
+            # a signed header: without it the server refuses
+            parameters["IfNoneMatch"] = headers["If-None-Match"] = "*"
+        name = {"GET": "get_object", "PUT": "put_object"}[method]
+        url = await self._run(
+            lambda: str(
+                self._client.generate_presigned_url(name, Params=parameters, ExpiresIn=seconds)
+            ),
+            key,
+        )
+        return url, headers
+
     async def _put(self, key: str, data: bytes, **condition: str) -> str:
         def write() -> str:
             answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=data, **condition)

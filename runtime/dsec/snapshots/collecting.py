@@ -33,6 +33,7 @@ from dsec.snapshots.leases import (
     write_state,
 )
 from dsec.snapshots.refs import list_refs, parked
+from dsec.snapshots.steady import remove
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
@@ -167,11 +168,11 @@ class Collector:
             await self.forget(state.doomed)
         gate = asyncio.Semaphore(DELETES)
 
-        async def remove(pack: str) -> None:
+        async def erase(pack: str) -> None:
             async with gate:
-                await self.objects.delete(pack_key(self.prefix, pack))
+                await remove(self.objects, pack_key(self.prefix, pack))
 
-        await asyncio.gather(*(remove(pack) for pack in state.doomed))
+        await asyncio.gather(*(erase(pack) for pack in state.doomed))
         idle = GcState(epoch=state.epoch + 1, phase=Phase.IDLE, doomed=state.doomed)
         current, etag = await read_state(self.objects, self.prefix)
         if current == state:
@@ -228,4 +229,4 @@ class Collector:
         alive = {one.id for one in await self._look()}
         for lease in set(self._seen) - alive:
             with contextlib.suppress(ObjectStoreError):
-                await self.objects.delete(lease_key(self.prefix, lease))
+                await remove(self.objects, lease_key(self.prefix, lease))

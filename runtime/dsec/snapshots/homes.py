@@ -8,11 +8,12 @@ of the next epoch in the store that is left, so that of two who try only one has
 
 from datetime import datetime
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.snapshots.layout import check_lineage, under
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+from dsec.snapshots.steady import DamagedError, create, read, replace
+from dsec.world.objects import ObjectStore, ObjectStoreError
 
 ATTEMPTS = 4
 """Tries where answers are lost."""
@@ -64,7 +65,6 @@ async def take_home(objects: ObjectStore, prefix: str, wanted: Home) -> Home:
     """
     key = home_key(prefix, wanted.root)
     data = wanted.model_dump_json(by_alias=True, exclude_none=True).encode()
-    problem: Exception = ObjectStoreError(f"{key}: no answer")
     for _ in range(ATTEMPTS):
         known = await _read(objects, key)
         if known is not None and known[0] == wanted:
@@ -75,16 +75,11 @@ async def take_home(objects: ObjectStore, prefix: str, wanted: Home) -> Home:
                 f"{wanted.root}: epoch {other.epoch} belongs to {other.region} since "
                 f"{other.at:%Y-%m-%d %H:%M:%S} UTC ({other.who or 'unknown'}: {other.why or '-'})"
             )
-        try:
-            if known is None:
-                await objects.put_if_absent(key, data)
-            else:
-                await objects.put_if_match(key, data, known[1])
-        except (PreconditionError, ObjectStoreError) as failure:
-            problem = failure
-    if (known := await _read(objects, key)) is not None and known[0] == wanted:
-        return wanted
-    raise ObjectStoreError(f"{key}: cannot tell whether it was written: {problem}") from problem
+        if known is None and await create(objects, key, data):
+            return wanted
+        if known is not None and await replace(objects, key, data, known[1]):
+            return wanted
+    raise ObjectStoreError(f"{key}: changes too often")
 
 
 async def carry_home(target: ObjectStore, prefix: str, home: Home) -> Home:
@@ -93,20 +88,17 @@ async def carry_home(target: ObjectStore, prefix: str, home: Home) -> Home:
     Two regions that took the same epoch without seeing each other differ: the name that sorts first
     has it, in both. Raises ObjectStoreError.
     """
-    known = await home_of(target, prefix, home.root)
-    if known is not None and _rank(known) >= _rank(home):
-        return known
-    try:
-        if known is not None and known.epoch == home.epoch:
-            found = await _read(target, home_key(prefix, home.root))
-            data = home.model_dump_json(by_alias=True, exclude_none=True).encode()
-            if found is not None and found[0] == known:
-                await target.put_if_match(home_key(prefix, home.root), data, found[1])
+    key = home_key(prefix, home.root)
+    data = home.model_dump_json(by_alias=True, exclude_none=True).encode()
+    for _ in range(ATTEMPTS):
+        known = await _read(target, key)
+        if known is not None and _rank(known[0]) >= _rank(home):
+            return known[0]
+        if known is None and await create(target, key, data):
             return home
-        return await take_home(target, prefix, home)
-    except (HomeTakenError, PreconditionError):
-        # it moved meanwhile: the next cycle compares again
-        return await home_of(target, prefix, home.root) or home
+        if known is not None and await replace(target, key, data, known[1]):
+            return home
+    raise ObjectStoreError(f"{key}: changes too often")
 
 
 def later(one: Home | None, other: Home | None) -> Home | None:
@@ -121,14 +113,8 @@ def _rank(home: Home) -> tuple[int, tuple[int, ...]]:
 
 
 async def _read(objects: ObjectStore, key: str) -> tuple[Home, str] | None:
-    for attempt in range(ATTEMPTS):
-        try:
-            data, etag = await objects.get(key)
-            return Home.model_validate_json(data), etag
-        except NotFoundError:
-            return None
-        except ValidationError as problem:
-            # whose home it is must never be guessed
-            if attempt == ATTEMPTS - 1:
-                raise ObjectStoreError(f"{key}: damaged: {problem}") from problem
-    return None
+    try:
+        return await read(objects, key, Home)
+    except DamagedError as problem:
+        # whose home it is must never be guessed
+        raise ObjectStoreError(str(problem)) from problem

@@ -12,21 +12,26 @@ import contextlib
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.layout import under
+from dsec.snapshots.sealing import name_object
+from dsec.snapshots.steady import DamagedError, create, read, remove, replace
 from dsec.world.clock import Clock, Randomness
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
+from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStore, ObjectStoreError
 
 BEAT_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 """A lease that did not change for so long, as the collector itself has seen, holds nobody up."""
 ATTEMPTS = 4
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+AFTER_DAMAGE = 1 << 48
+"""Epochs from here on follow a damaged state; no collector counts so far."""
 
 
 class DoomedError(Exception):
@@ -105,7 +110,7 @@ async def working(
         at=clock.now(),
         holds=list(holds),
     )
-    await _write(objects, prefix, lease)
+    await create(objects, lease_key(prefix, lease.id), _body(lease))
     avoid = frozenset(state.doomed if state.phase is not Phase.IDLE else ())
     beating = asyncio.ensure_future(_beat(objects, prefix, lease, clock))
     try:
@@ -115,7 +120,7 @@ async def working(
         await asyncio.gather(beating, return_exceptions=True)
         # one that stays only makes a collector wait
         with contextlib.suppress(ObjectStoreError):
-            await objects.delete(lease_key(prefix, lease.id))
+            await remove(objects, lease_key(prefix, lease.id))
 
 
 async def confirm(
@@ -163,53 +168,46 @@ def pack_key(prefix: str, pack: str) -> str:
 
 
 async def read_state(objects: ObjectStore, prefix: str) -> tuple[GcState, str | None]:
-    """Return the collector's state and its etag (None: it never ran). Raises ObjectStoreError."""
+    """Return the collector's state and its etag (None: it never ran). Raises ObjectStoreError.
+
+    A damaged one was left by a collector that died while it wrote: nothing is going any more, and
+    an epoch that nobody began with makes everybody look for what they need.
+    """
     key = state_key(prefix)
-    for _ in range(ATTEMPTS):
-        try:
-            data, etag = await objects.get(key)
-            return GcState.model_validate_json(data), etag
-        except NotFoundError:
-            return GcState(), None
-        except ValidationError:
-            continue
-    raise ObjectStoreError(f"{key}: damaged")
+    try:
+        found = await read(objects, key, GcState)
+    except DamagedError:
+        data, etag = await objects.get(key)
+        return GcState(epoch=AFTER_DAMAGE + int(name_object(data)[:8], 16)), etag
+    return found or (GcState(), None)
 
 
 async def write_state(objects: ObjectStore, prefix: str, state: GcState, etag: str | None) -> bool:
-    """Write the next state over one version; False: another was faster, or nobody knows.
+    """Write the next state over one version; False: another was faster.
 
-    Raises ObjectStoreError where the store does not answer at all.
+    Raises ObjectStoreError where the outcome is unknown.
     """
     key, data = state_key(prefix), state.model_dump_json(by_alias=True).encode()
-    try:
-        if etag is None:
-            await objects.put_if_absent(key, data)
-        else:
-            await objects.put_if_match(key, data, etag)
-    except PreconditionError:
-        return False
-    except ObjectStoreError:
-        # written or not: the epoch tells, nobody else writes the same one
-        return (await read_state(objects, prefix))[0] == state
-    return True
+    if etag is None:
+        return await create(objects, key, data)
+    return await replace(objects, key, data, etag)
 
 
 async def leases(objects: ObjectStore, prefix: str) -> list[Lease]:
-    """Return all leases. Raises ObjectStoreError, also where one cannot be read."""
+    """Return all leases. Raises ObjectStoreError.
+
+    One that is damaged belongs to somebody, too: it counts as begun before everything.
+    """
     found = []
     for info in await objects.list(under(prefix, "writers/")):
-        for attempt in range(ATTEMPTS):
-            try:
-                data, _ = await objects.get(info.key)
-                found.append(Lease.model_validate_json(data))
-            except NotFoundError:
-                pass
-            except ValidationError as problem:
-                if attempt < ATTEMPTS - 1:
-                    continue
-                raise ObjectStoreError(f"{info.key}: damaged") from problem
-            break
+        try:
+            one = await read(objects, info.key, Lease)
+        except DamagedError:
+            name = info.key.rpartition("/")[2].removesuffix(".json")
+            found.append(Lease(id=name, what="unknown", epoch=0, beat=info.size, at=NEVER))
+            continue
+        if one is not None:
+            found.append(one[0])
     return found
 
 
@@ -217,7 +215,7 @@ def _after(state: GcState, doomed: list[str]) -> GcState:
     return GcState(epoch=state.epoch, phase=state.phase, doomed=doomed)
 
 
-async def _packs(objects: ObjectStore, prefix: str) -> list:  # type: ignore[type-arg]
+async def _packs(objects: ObjectStore, prefix: str) -> list[ObjectInfo]:
     return await objects.list(under(prefix, "packs/"))
 
 
@@ -230,8 +228,8 @@ async def _exists(objects: ObjectStore, prefix: str, pack: str) -> bool:
     return True
 
 
-async def _write(objects: ObjectStore, prefix: str, lease: Lease) -> None:
-    await objects.put(lease_key(prefix, lease.id), lease.model_dump_json(by_alias=True).encode())
+def _body(lease: Lease) -> bytes:
+    return lease.model_dump_json(by_alias=True).encode()
 
 
 async def _beat(objects: ObjectStore, prefix: str, lease: Lease, clock: Clock) -> None:
@@ -241,4 +239,4 @@ async def _beat(objects: ObjectStore, prefix: str, lease: Lease, clock: Clock) -
         lease.at = clock.now()
         # a beat that is lost costs patience alone
         with contextlib.suppress(ObjectStoreError):
-            await _write(objects, prefix, lease)
+            await objects.put(lease_key(prefix, lease.id), _body(lease))

@@ -10,30 +10,28 @@ Objects: `refs/<lineage>/<seq>.json`, `tombstones/<lineage>/<seq>-<home epoch>.j
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.layout import check_lineage, name_of, under
-from dsec.world.objects import (
-    NotFoundError,
-    ObjectInfo,
-    ObjectStore,
-    ObjectStoreError,
-    PreconditionError,
-)
+from dsec.snapshots.steady import DamagedError, create, read, remove, replace
+from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError
+
+M = TypeVar("M", bound=WireModel)
 
 DIGITS = 12
 AT_ONCE = 16
 """References that are read at the same time."""
 ATTEMPTS = 4
-"""Tries of a write whose answer was lost, and of a read that came back damaged."""
+"""Tries where something changes under one's hands."""
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FencedError(Exception):
@@ -147,14 +145,14 @@ def in_force(refs: Iterable[SnapshotRef]) -> list[SnapshotRef]:
 async def list_refs(objects: ObjectStore, prefix: str, lineage: str = "") -> Listed:
     """Return the references of a lineage, or of the whole repository. Raises ObjectStoreError."""
     below = under(prefix, "refs", check_lineage(lineage), "") if lineage else under(prefix, "refs/")
-    infos = await objects.list(below)
+    keys = [info.key for info in await objects.list(below)]
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(info: ObjectInfo) -> SnapshotRef | Damaged | None:
+    async def one(key: str) -> SnapshotRef | Damaged | None:
         async with gate:
-            return await read_ref(objects, prefix, info.key, size=info.size)
+            return await read_ref(objects, prefix, key)
 
-    found = [item for item in await asyncio.gather(*map(one, infos)) if item is not None]
+    found = [item for item in await asyncio.gather(*map(one, keys)) if item is not None]
     refs = [item for item in found if isinstance(item, SnapshotRef)]
     return Listed(
         tuple(sorted(refs, key=lambda ref: (ref.lineage, ref.seq))),
@@ -162,35 +160,18 @@ async def list_refs(objects: ObjectStore, prefix: str, lineage: str = "") -> Lis
     )
 
 
-async def read_ref(
-    objects: ObjectStore, prefix: str, key: str, *, size: int | None = None
-) -> SnapshotRef | Damaged | None:
-    """Return what lies under the key of a reference; None: it is gone.
-
-    With the size that a list says, a body that always comes back shorter is no damage of what is
-    stored but an ObjectStoreError. Raises ObjectStoreError.
-    """
-    why, whole = "", size is None
-    for _ in range(ATTEMPTS):
-        try:
-            data, _ = await objects.get(key)
-        except NotFoundError:
-            return None
-        try:
-            ref = SnapshotRef.model_validate_json(data)
-        except ValidationError as problem:
-            # perhaps only this answer was cut short
-            whole = whole or len(data) == size
-            why = f"no reference: {problem.errors()[0]['msg']}"
-            continue
-        if ref_key(prefix, ref.lineage, ref.seq) == key:
-            return ref
-        why = f"holds {name_of(ref.lineage, ref.seq)}, which belongs elsewhere"
-        whole = True
-        break
-    if not whole:
-        raise ObjectStoreError(f"{key}: its body never comes whole")
-    return Damaged(key, why)
+async def read_ref(objects: ObjectStore, prefix: str, key: str) -> SnapshotRef | Damaged | None:
+    """Return what lies under the key of a reference; None: it is gone. Raises ObjectStoreError."""
+    try:
+        found = await read(objects, key, SnapshotRef)
+    except DamagedError as problem:
+        return Damaged(key, f"no reference: {problem}")
+    if found is None:
+        return None
+    if ref_key(prefix, found[0].lineage, found[0].seq) != key:
+        name = name_of(found[0].lineage, found[0].seq)
+        return Damaged(key, f"holds {name}, which belongs elsewhere")
+    return found[0]
 
 
 async def newest(objects: ObjectStore, prefix: str, lineage: str) -> SnapshotRef | None:
@@ -254,67 +235,57 @@ async def publish(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> Snapsh
     there = {one.seq for one in listed.refs} | {_number(one.key) for one in listed.damaged}
     if ref.seq < free and ref.seq not in there:
         raise TakenError(f"{name_of(ref.lineage, ref.seq)} was given, {free} is free", free)
-    data = body_of(ref)
-    problem: Exception = ObjectStoreError(f"{key}: never stored whole")
-    for _ in range(ATTEMPTS):
-        try:
-            with contextlib.suppress(PreconditionError):
-                # one that is there is another's, or ours whose answer was lost: reading tells
-                await objects.put_if_absent(key, data)
-            if await _stored(objects, prefix, ref):
-                return ref
-        except ObjectStoreError as failure:
-            problem = failure
-    raise problem
-
-
-async def _stored(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> bool:
-    """Return whether a reference lies under its key, whole; one that was cut short is put right.
-
-    Raises FencedError, TakenError, ObjectStoreError.
-    """
-    key, data = ref_key(prefix, ref.lineage, ref.seq), body_of(ref)
-    try:
-        stored, etag = await objects.get(key)
-    except NotFoundError:
-        return False
-    if stored == data:
-        return True
-    other = _parsed(stored)
-    if other is not None and other != ref:
-        _judge(ref, other)
-        free = await next_seq(objects, prefix, ref.lineage)
-        raise TakenError(f"{name_of(ref.lineage, ref.seq)} was just taken", free)
-    if data.startswith(stored):
-        # cut short when it was stored, or only when it was read: our own body either way
-        try:
-            await objects.put_if_match(key, data, etag)
-        except PreconditionError as problem:
-            raise ObjectStoreError(f"{key}: changes under our hands") from problem
-    return False
+    if await create(objects, key, body_of(ref)):
+        return ref
+    winner = await read_ref(objects, prefix, key)
+    if isinstance(winner, SnapshotRef):
+        _judge(ref, winner)
+    free = await next_seq(objects, prefix, ref.lineage)
+    raise TakenError(f"{name_of(ref.lineage, ref.seq)} was just taken", free)
 
 
 async def pin(objects: ObjectStore, prefix: str, wanted: Pin) -> None:
-    """Keep a snapshot from every rule. Raises NotFoundError where it is gone, ObjectStoreError."""
-    key = ref_key(prefix, check_lineage(wanted.lineage), wanted.seq)
-    await objects.put(pin_key(prefix, wanted.lineage, wanted.seq), body_of(wanted))
+    """Keep a snapshot from every rule; an earlier pin is replaced.
+
+    Raises NotFoundError where the snapshot is gone, ObjectStoreError.
+    """
+    key = pin_key(prefix, check_lineage(wanted.lineage), wanted.seq)
+    for _ in range(ATTEMPTS):
+        etag = await _etag(objects, key)
+        if etag is None:
+            done = await create(objects, key, body_of(wanted))
+        else:
+            done = await replace(objects, key, body_of(wanted), etag)
+        if done:
+            break
+    else:
+        raise ObjectStoreError(f"{key}: changes too often")
     # looked at afterwards: what was deleted meanwhile must not seem kept
-    await objects.get(key)
+    target = ref_key(prefix, wanted.lineage, wanted.seq)
+    if not isinstance(await read_ref(objects, prefix, target), SnapshotRef):
+        raise NotFoundError(target)
 
 
 async def unpin(objects: ObjectStore, prefix: str, lineage: str, seq: int) -> None:
     """Let the rules have it again; unpinning what is not pinned is no error."""
-    await objects.delete(pin_key(prefix, check_lineage(lineage), seq))
+    await remove(objects, pin_key(prefix, check_lineage(lineage), seq))
 
 
 async def pins(objects: ObjectStore, prefix: str, lineage: str = "") -> list[Pin]:
-    """Return the pins. Raises ObjectStoreError, also where one cannot be read: it may hold."""
-    return await _read_all(objects, under(prefix, "pins", *_part(lineage)), Pin)
+    """Return the pins; one that is damaged holds for ever. Raises ObjectStoreError."""
+    found, damaged = await _read_all(objects, under(prefix, "pins", *_part(lineage)), Pin)
+    for one in damaged:
+        whose, _, _ = one.key.removeprefix(under(prefix, "pins/")).rpartition("/")
+        found.append(Pin(lineage=whose, seq=_number(one.key), who="unknown", why=one.why, at=NEVER))
+    return found
 
 
 async def tombstones(objects: ObjectStore, prefix: str, lineage: str = "") -> list[Tombstone]:
-    """Return the tombstones, by lineage and number. Raises ObjectStoreError."""
-    return await _read_all(objects, under(prefix, "tombstones", *_part(lineage)), Tombstone)
+    """Return the tombstones, by lineage and number. Raises ObjectStoreError.
+
+    One that is damaged had no effect yet: it is read back before anything is deleted.
+    """
+    return (await _read_all(objects, under(prefix, "tombstones", *_part(lineage)), Tombstone))[0]
 
 
 async def bury(
@@ -333,7 +304,7 @@ async def bury(
         why=why,
     )
     # an earlier one stays: the delay of the other regions counts from the first
-    await create_or_keep(objects, buried_key(prefix, "tombstones", stone), body_of(stone))
+    await create(objects, buried_key(prefix, "tombstones", stone), body_of(stone))
     await drop(objects, prefix, stone)
 
 
@@ -343,36 +314,22 @@ async def drop(objects: ObjectStore, prefix: str, stone: Tombstone) -> bool:
     found = await read_ref(objects, prefix, key)
     if not isinstance(found, SnapshotRef) or not stone.buries(found):
         return False
-    await objects.delete(key)
-    await objects.delete(pin_key(prefix, stone.lineage, stone.seq))
+    await remove(objects, key)
+    await remove(objects, pin_key(prefix, stone.lineage, stone.seq))
     return True
 
 
 async def park(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> None:
     """Put a reference of a region that had lost the lineage aside; its data is kept. Idempotent."""
-    await create_or_keep(objects, buried_key(prefix, "parked", ref), body_of(ref))
+    await create(objects, buried_key(prefix, "parked", ref), body_of(ref))
     key = ref_key(prefix, ref.lineage, ref.seq)
     if await read_ref(objects, prefix, key) == ref:
-        await objects.delete(key)
+        await remove(objects, key)
 
 
 async def parked(objects: ObjectStore, prefix: str) -> list[SnapshotRef]:
     """Return the references that were put aside. Raises ObjectStoreError."""
-    return await _read_all(objects, under(prefix, "parked/"), SnapshotRef)
-
-
-async def create_or_keep(objects: ObjectStore, key: str, data: bytes) -> None:
-    """Create an object; one that is there stays. Raises ObjectStoreError after several tries."""
-    for attempt in range(ATTEMPTS):
-        try:
-            await objects.put_if_absent(key, data)
-        except PreconditionError:
-            return
-        except ObjectStoreError:
-            if attempt == ATTEMPTS - 1:
-                raise
-        else:
-            return
+    return (await _read_all(objects, under(prefix, "parked/"), SnapshotRef))[0]
 
 
 def _judge(ref: SnapshotRef, other: SnapshotRef) -> None:
@@ -382,13 +339,6 @@ def _judge(ref: SnapshotRef, other: SnapshotRef) -> None:
             f"{name_of(ref.lineage, ref.seq)}: incarnation {ref.incarnation} of home epoch "
             f"{ref.home_epoch} is replaced by {other.incarnation} of {other.home_epoch}"
         )
-
-
-def _parsed(data: bytes) -> SnapshotRef | None:
-    try:
-        return SnapshotRef.model_validate_json(data)
-    except ValidationError:
-        return None
 
 
 def pin_key(prefix: str, lineage: str, seq: int) -> str:
@@ -405,23 +355,29 @@ def _number(key: str) -> int:
     return int(digits) if digits.isascii() and digits.isdecimal() else 0
 
 
-async def _read_all(objects: ObjectStore, below: str, model: type) -> list:  # type: ignore[type-arg]
+async def _read_all(
+    objects: ObjectStore, below: str, model: type[M]
+) -> tuple[list[M], list[Damaged]]:
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(key: str) -> WireModel | None:
+    async def one(key: str) -> M | Damaged | None:
         async with gate:
-            for attempt in range(ATTEMPTS):
-                try:
-                    data, _ = await objects.get(key)
-                    found: WireModel = model.model_validate_json(data)  # type: ignore[attr-defined]
-                except NotFoundError:
-                    return None
-                except ValidationError as problem:
-                    if attempt == ATTEMPTS - 1:
-                        raise ObjectStoreError(f"{key}: damaged: {problem}") from problem
-                else:
-                    return found
-        return None
+            try:
+                found = await read(objects, key, model)
+            except DamagedError as problem:
+                return Damaged(key, str(problem))
+            return found and found[0]
 
     keys = [info.key for info in await objects.list(below)]
-    return [item for item in await asyncio.gather(*map(one, keys)) if item is not None]
+    found = await asyncio.gather(*map(one, keys))
+    return (
+        [item for item in found if isinstance(item, model)],
+        [item for item in found if isinstance(item, Damaged)],
+    )
+
+
+async def _etag(objects: ObjectStore, key: str) -> str | None:
+    try:
+        return (await objects.get(key))[1]
+    except NotFoundError:
+        return None

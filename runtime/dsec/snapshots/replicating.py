@@ -12,25 +12,21 @@ home epoch stays and the other is parked, the same in both regions and whoever c
 """
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from pydantic import ValidationError
-
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.homes import carry_home, homes
 from dsec.snapshots.layout import name_of, under
 from dsec.snapshots.leases import DoomedError, Working, working
-from dsec.snapshots.limits import Pace
+from dsec.snapshots.limits import MIB, Pace
 from dsec.snapshots.refs import (
     Damaged,
     Tombstone,
     body_of,
     buried_key,
-    create_or_keep,
     drop,
     list_refs,
     park,
@@ -44,6 +40,7 @@ from dsec.snapshots.refs import (
 from dsec.snapshots.repository import About
 from dsec.snapshots.sealing import name_object
 from dsec.snapshots.standing import Identity, Standing, identity_of, standing
+from dsec.snapshots.steady import DamagedError, create, read, remove, replace
 from dsec.world.clock import Clock, Randomness
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -178,7 +175,7 @@ class Copier:
         await work.confirm(names)
         for one in await pins(self.source, self.prefix):
             key = pin_key(self.prefix, one.lineage, one.seq)
-            await create_or_keep(self.target, key, body_of(one))
+            await create(self.target, key, body_of(one))
         for ref in refs:
             done.refs += await self._publish(ref)
         await work.confirm(names)
@@ -282,34 +279,32 @@ class Copier:
             await park(self.target, self.prefix, known)
         elif known is not None:
             # what lies there is no reference: cut short by a copier that died
-            await self.target.delete(key)
-        await create_or_keep(self.target, key, body_of(ref))
-        return int(await read_ref(self.target, self.prefix, key) == ref)
+            await remove(self.target, key)
+        return int(await create(self.target, key, body_of(ref)))
 
     async def _same_repository(self) -> bool:
         """Bring `repo.json` over; False: the source has none, so there is nothing to copy."""
         key = under(self.prefix, REPOSITORY)
-        try:
-            data, _ = await self.source.get(key)
-        except NotFoundError:
+        mine = await _about(self.source, key)
+        if mine is None:
             return False
-        mine = _about(key, data)
         for _ in range(ATTEMPTS):
-            await create_or_keep(self.target, key, data)
-            stored, etag = await self.target.get(key)
-            theirs = _about(key, stored)
-            if theirs.id != mine.id:
+            theirs = await _about(self.target, key)
+            if theirs is None:
+                await create(self.target, key, body_of(mine[0]))
+                continue
+            about, etag = theirs
+            if about.id != mine[0].id:
                 raise RepositoryConflictError(
                     f"{self.prefix}: both regions made a repository of this name, each with a key "
                     f"of its own: neither can read the other's"
                 )
-            fresh = [one for one in mine.keys if one not in theirs.keys]
+            fresh = [one for one in mine[0].keys if one not in about.keys]
             if not fresh:
                 return True
             # wrappings for other regions, or by newer keys: each opens the same data key
-            both = theirs.model_copy(update={"keys": [*theirs.keys, *fresh]})
-            with contextlib.suppress(PreconditionError):
-                await self.target.put_if_match(key, body_of(both), etag)
+            both = about.model_copy(update={"keys": [*about.keys, *fresh]})
+            await replace(self.target, key, body_of(both), etag)
         raise ObjectStoreError(f"{key}: changes too often")
 
     async def _stones(self) -> list[Tombstone]:
@@ -320,9 +315,8 @@ class Copier:
         if not self.deletes.follow:
             return
         for stone in await tombstones(self.source, self.prefix):
-            await create_or_keep(
-                self.target, buried_key(self.prefix, "tombstones", stone), body_of(stone)
-            )
+            key = buried_key(self.prefix, "tombstones", stone)
+            await create(self.target, key, body_of(stone))
 
     async def _apply_tombstones(self) -> int:
         """Delete at the target what was deleted long enough ago; twice is once."""
@@ -379,11 +373,11 @@ def lost(refs: Iterable[SnapshotRef]) -> frozenset[Identity]:
     return frozenset(found)
 
 
-def _about(key: str, data: bytes) -> About:
+async def _about(objects: ObjectStore, key: str) -> tuple[About, str] | None:
     try:
-        return About.model_validate_json(data)
-    except ValidationError as problem:
-        raise ObjectStoreError(f"{key}: damaged: {problem}") from problem
+        return await read(objects, key, About)
+    except DamagedError as problem:
+        raise ObjectStoreError(str(problem)) from problem
 
 
 class _BadError(Exception):
@@ -395,7 +389,8 @@ async def _wrong(part: str, key: str, data: bytes, size: int) -> str:
     if len(data) != size:
         return f"{len(data)} bytes came instead of {size}"
     name = key.rpartition("/")[2]
-    digest = await asyncio.to_thread(name_object, data)
+    # a thread for what takes longer than going there
+    digest = await asyncio.to_thread(name_object, data) if size > MIB else name_object(data)
     if part == "packs" and name != digest:
         return "its bytes are not those that its name says"
     if part != "packs" and not digest.startswith(name.rpartition("-")[2]):

@@ -42,6 +42,12 @@ async def objects(server: S3Config, request: pytest.FixtureRequest) -> AsyncIter
     store.close()
 
 
+@pytest.fixture
+def many() -> int:
+    """Return a number of keys above a page of a thousand."""
+    return 1100
+
+
 @pytest.mark.parametrize("objects", ["boto3"], indirect=True)
 async def test_the_probe_trusts_a_server_that_keeps_conditions(objects: S3Objects) -> None:
     """The server passes, and nothing of the probe is left."""

@@ -259,7 +259,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dsec.agent import spool as module
 from dsec.agent.spool import Spool, SpoolError, decode, encode, merge, read_rows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 Entries = dict[str, dict[str, Any]]
@@ -220,7 +220,6 @@ async def test_a_segment_that_cannot_be_started_changes_nothing(
 JSON = st.recursive(st.none() | st.text(max_size=5) | st.integers(), st.lists, max_leaves=5)
 
 
-@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=3), st.floats(0, 1, exclude_max=True))
 def test_a_line_reads_back(record: dict[str, Any], where: float) -> None:
     """Any JSON object survives; any cut of its line does not pass for one."""

@@ -120,7 +120,7 @@ class Spending(RuleBasedStateMachine):
 
 
 TestSpending = Spending.TestCase
-TestSpending.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestSpending.settings = settings(max_examples=15, stateful_step_count=20)
 
 
 class SpendingAtLength(Spending):
@@ -131,7 +131,6 @@ TestSpendingAtLength = pytest.mark.soak(pytest.mark.timeout(3600)(SpendingAtLeng
 TestSpendingAtLength.settings = settings(max_examples=3000, stateful_step_count=60, deadline=None)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     limit=st.integers(50, 10_000),
     count=st.integers(1, 60),
@@ -157,7 +156,6 @@ def test_the_gate_leaves_little_unspent_and_nothing_owed(
     assert cents(booked) == cents(usd(str(round(float(world.bill(world.allowances[0], 0)), 6))))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     before=st.sampled_from([1, 30, 299, 301, 900, 1700]),
     limit=st.sampled_from(["0.40", "1", "3"]),

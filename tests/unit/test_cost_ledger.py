@@ -14,7 +14,6 @@ from dsec.cost.flows import committed, extended, given, opened, released, settle
 from dsec.cost.ledger import Ledger
 from dsec.cost.periods import FOREVER, Period, Span
 from hypothesis import given as property_of
-from hypothesis import settings
 from hypothesis import strategies as st
 
 RUN = "acme/vision/run"
@@ -251,7 +250,6 @@ def test_old_rows_become_sums_and_are_still_known() -> None:
 AMOUNTS = st.decimals(0, 1000, places=6, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=40, deadline=None)
 @property_of(data=st.data())
 def test_the_rows_in_any_order_and_repeated_make_the_same_books(data: st.DataObject) -> None:
     """A crash loses nothing and doubles nothing."""

@@ -44,7 +44,7 @@ from dsec.cost.prices import (
     of_rates,
     of_total,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 RUN = "acme/vision/run"
@@ -147,7 +147,6 @@ def test_cells_follow_the_grid_and_end_with_the_node() -> None:
     assert bill(ended, 700.0) == usd("0.016667")
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     per_hour=st.decimals(0, 40, places=10, allow_nan=False, allow_infinity=False),
     start=st.floats(1.7e9, 1.7e9 + 9e5),
@@ -251,7 +250,6 @@ STARTS = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     start=st.sampled_from(STARTS),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/Sao_Paulo", "America/Havana", "+05:45"]),

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from dsec.api.wire import JournalRow
 from dsec.journal.history import AUDIT, HistoryWriter, Question, read, store
-from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
 from dsec.world.objects import ObjectStoreError
+from provider_make import HurryClock
 
 NOW = datetime(2026, 1, 1, 23, 59, tzinfo=UTC)
 
@@ -50,7 +50,7 @@ async def test_a_flush_waits_until_rows_are_durable_and_groups_them() -> None:
     """Forty callers wait for few objects; a store that is away for a while loses nothing."""
     failures = iter(["before", "after"])
     objects = MemoryObjects(fault=lambda op, _: next(failures, "") if op != "list" else "")
-    writer = HistoryWriter(objects, SystemClock(), node="gw", boot_id="x", prefix=AUDIT)
+    writer = HistoryWriter(objects, HurryClock(), node="gw", boot_id="x", prefix=AUDIT)
     task = asyncio.create_task(writer.run())
 
     async def call(n: int) -> None:
@@ -68,7 +68,7 @@ async def test_a_flush_waits_until_rows_are_durable_and_groups_them() -> None:
 async def test_a_flush_ends_while_the_store_is_away() -> None:
     """Who waits is told after a while; the rows are stored once the store is back."""
     objects = MemoryObjects(fault=lambda op, _: "before" if op == "put_if_absent" else "")
-    writer = HistoryWriter(objects, SystemClock(), node="gw", boot_id="x")
+    writer = HistoryWriter(objects, HurryClock(), node="gw", boot_id="x")
     task = asyncio.create_task(writer.run())
     writer.add("call")
     with pytest.raises(ObjectStoreError):
@@ -82,7 +82,7 @@ async def test_a_flush_ends_while_the_store_is_away() -> None:
 async def test_close_stores_what_was_queued_and_what_was_under_way() -> None:
     """A writer that is stopped amid a retry loses no row."""
     objects = MemoryObjects(fault=lambda op, _: "before" if op == "put_if_absent" else "")
-    writer = HistoryWriter(objects, SystemClock(), node="gw", boot_id="x")
+    writer = HistoryWriter(objects, HurryClock(), node="gw", boot_id="x")
     task = asyncio.create_task(writer.run())
     writer.add("one")
     await asyncio.sleep(0.3)

@@ -108,8 +108,10 @@ def test_a_part_that_never_answers_is_named_with_its_log(run: RunDirectory) -> N
     says = (sys.executable, "-c", "print('no port today', flush=True); import time; time.sleep(99)")
     run.write_plan([Part("web", says, probe=Probe("http://127.0.0.1:1/"))])
     ensure_supervisor(run)
+    log = run.logs / "web.log"
+    eventually(lambda: log.exists() and "no port today" in log.read_text())
     with pytest.raises(LocalError, match=r"web \(starting\)(.|\n)*no port today"):
-        wait_ready(run, ["web"], 4.0, nothing)
+        wait_ready(run, ["web"], 0.5, nothing)
 
 
 def test_a_program_that_does_not_exist_is_an_error_of_its_part(run: RunDirectory) -> None:

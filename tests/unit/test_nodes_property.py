@@ -162,7 +162,16 @@ class TestFleetLong(Fleet.TestCase):
     )
 
 
-@pytest.mark.parametrize(("buffer", "cores"), [(0, 1), (0, 11), (10, 3), (40, 1), (40, 11)])
+@pytest.mark.parametrize(
+    ("buffer", "cores"),
+    [
+        (0, 1),
+        (10, 3),
+        (40, 11),
+        pytest.param(0, 11, marks=pytest.mark.soak),
+        pytest.param(40, 1, marks=pytest.mark.soak),
+    ],
+)
 def test_constant_load_changes_nothing_once_it_is_served(buffer: int, cores: int) -> None:
     """30 min after the last change: no purchase, no removal, no drain for two hours."""
     buffers = (Buffer("b", request("place"), buffer),) if buffer else ()

@@ -135,7 +135,7 @@ BY = rules(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
+@settings(suppress_health_check=QUIET)
 @given(waits())
 def test_every_plan_holds(state: FleetState) -> None:
     """Accounted for, within limits, without touching what runs; the same again."""
@@ -147,7 +147,7 @@ def test_every_plan_holds(state: FleetState) -> None:
     _moves(state, made)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@settings(suppress_health_check=QUIET)
 @given(waits())
 def test_what_was_bought_is_not_bought_again(state: FleetState) -> None:
     """Once nodes boot, nothing that was covered is bought for a second time.

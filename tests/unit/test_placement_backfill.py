@@ -18,7 +18,7 @@ from dsec.placement.engine import place
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_make import node, request, view
 
@@ -232,7 +232,6 @@ WORKS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(WORKS, st.lists(st.integers(1, 300), min_size=8, max_size=8))
 def test_the_head_never_starts_later_than_was_said(
     asked: list[tuple[int, int, int, int]], old: list[int]

@@ -8,7 +8,7 @@ from dsec.api.reasons import PendingReason
 from dsec.placement.engine import place
 from dsec.placement.request import Node, Request
 from dsec.placement.view import ClusterView
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_make import gpu, node, request, view
 
@@ -153,7 +153,6 @@ MEMBERS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(NODES, MEMBERS)
 def test_no_unit_is_ever_partial(
     nodes: list[Node], asked: list[tuple[str, int, int, str, str]]

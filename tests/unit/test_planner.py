@@ -20,7 +20,7 @@ from dsec.placement.preemption import plan
 from dsec.placement.request import Decision, Node, node_of
 from dsec.placement.translating import request_of
 from dsec.placement.words import explain
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -236,7 +236,6 @@ def test_limits_on_run_time_are_forgotten_with_what_they_limit() -> None:
     assert planner.ends == {}
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 3000), st.sampled_from(["", "g", "h"]), st.sampled_from("tu")),

@@ -2,7 +2,7 @@
 
 from dsec.controllers.planner import Planner
 from dsec.journal.bindings import Bindings, Row
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_planner import NOW, binding, machine, tenant
 
@@ -33,7 +33,6 @@ def rows(kind: str, n: int, node: str) -> list[Row]:
 
 
 @given(STEPS)
-@settings(max_examples=60, deadline=None)
 def test_following_changes_is_looking_at_all(steps: list[tuple[str, int, str]]) -> None:
     """After any history, and whenever it was looked at."""
     state, planner, nodes = Bindings(), Planner(), "ab"

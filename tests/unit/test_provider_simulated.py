@@ -20,7 +20,7 @@ from dsec.providers.weather import Weather, boot_seconds, interrupted_at, is_out
 from dsec.scaling.nodes.offerings import Market, Offering
 from dsec.scaling.nodes.plans import Purchase, Why
 from dsec.world.memory import MemoryObjects
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from provider_make import T0, Buy, Offer
 
@@ -177,7 +177,6 @@ async def test_the_planners_purchase_is_one(time: Time, store: MemoryObjects) ->
 
 
 @given(seed=st.integers(0, 1000), at=st.floats(T0, T0 + 1e6), index=st.integers(0, 50))
-@settings(max_examples=60, deadline=None)
 def test_weather_depends_on_nothing_but_its_keys(seed: int, at: float, index: int) -> None:
     """The same question has the same answer, whatever was asked in between."""
     weather = Weather(seed=seed)

@@ -18,7 +18,7 @@ from dsec.placement.record import InputsDigest, ledger_figures, records
 from dsec.placement.request import Decision, Request
 from dsec.placement.scores import Weights
 from dsec.placement.view import ClusterView
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_make import gpu, many, node, nodes_of, request, view
 
@@ -142,7 +142,6 @@ def test_a_dump_replays_to_the_same_decision_after_json() -> None:
     assert {r.dimension for record in found.records for r in record.rejected} >= {"cpu_milli"}
 
 
-@settings(max_examples=25)
 @given(st.lists(st.sampled_from(["s", "m", "g", "h"]), min_size=1, max_size=12))
 def test_any_dump_replays_to_the_same(kinds: list[str]) -> None:
     """Whatever mixture is asked for."""

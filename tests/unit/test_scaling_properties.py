@@ -116,7 +116,6 @@ def holds_always(made: Rule, rounds: list[dict[str, Any]]) -> None:
 
 
 @given(made=rules(), rounds=st.lists(ROUND, min_size=1, max_size=20))
-@settings(max_examples=60, deadline=None)
 def test_bounds_switches_and_cooldowns_always_hold(
     made: Rule, rounds: list[dict[str, Any]]
 ) -> None:
@@ -139,7 +138,6 @@ def test_bounds_switches_and_cooldowns_always_hold_long(
     load=st.floats(0.01, 30),
     depth=st.integers(0, 600),
 )
-@settings(max_examples=25, deadline=None)
 def test_constant_load_never_turns_a_count_around(made: Rule, load: float, depth: int) -> None:
     """Constant work, shared by the replicas there are: after settling, no change at all.
 
@@ -162,7 +160,6 @@ def test_constant_load_never_turns_a_count_around(made: Rule, load: float, depth
 
 
 @given(made=rules(), jumps=st.lists(st.integers(-(10**6), 10**6), min_size=60, max_size=60))
-@settings(max_examples=20, deadline=None)
 def test_clocks_that_are_set_change_no_decision_about_steady_signals(
     made: Rule, jumps: list[int]
 ) -> None:

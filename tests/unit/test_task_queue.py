@@ -341,9 +341,4 @@ class Gateways(RuleBasedStateMachine):
 
 
 TestGateways = Gateways.TestCase
-TestGateways.settings = settings(
-    max_examples=int(os.environ.get("DSEC_QUEUE_EXAMPLES", "25")),
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestGateways.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))

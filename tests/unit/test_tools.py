@@ -348,7 +348,7 @@ def releases() -> Iterator[tuple[str, dict[str, bytes]]]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", files
     server.shutdown()
     server.server_close()

@@ -22,6 +22,12 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return MemoryObjects() if request.param == "memory" else FileObjects(tmp_path)
 
 
+@pytest.fixture
+def many() -> int:
+    """Return a number of keys; these stores have no pages, and files are written through."""
+    return 120
+
+
 async def test_a_lost_answer_has_an_effect() -> None:
     """After ObjectStoreError the write may have happened."""
     store = MemoryObjects(fault=lambda op, _: "after" if op == "put_if_absent" else "")

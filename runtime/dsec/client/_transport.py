@@ -46,6 +46,13 @@ _PLAIN: dict[int, type[DsecError]] = {
     httpx2.codes.CONFLICT: ConflictError,
 }
 _LOOPBACK = ("127.", "localhost", "[::1]")
+_TRUST_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For plain HTTP: reading the machine's certificates takes longer than most commands."""
+
+
+def _trust(ca_file: str) -> ssl.SSLContext:
+    """Return what to verify a server with: this file, or the machine's own store."""
+    return ssl.create_default_context(cafile=ca_file or None)
 
 
 def new_id() -> str:
@@ -69,16 +76,16 @@ class Transport:
     ) -> None:
         self._context = context.checked()
         self._patience = patience
-        host = urlsplit(context.server).netloc
+        url = urlsplit(context.server)
         headers = {"Authorization": f"Bearer {context.api_key}"} if context.api_key else {}
         self._http = httpx2.AsyncClient(
             base_url=context.server,
             headers=headers,
             timeout=httpx2.Timeout(timeout, pool=None),
-            verify=ssl.create_default_context(cafile=context.ca_file or None),
+            verify=_trust(context.ca_file) if url.scheme == "https" else _TRUST_NOBODY,
             transport=inner,
             # a proxy cannot reach this machine's own loopback
-            trust_env=not host.startswith(_LOOPBACK),
+            trust_env=not url.netloc.startswith(_LOOPBACK),
         )
 
     async def close(self) -> None:

@@ -63,6 +63,8 @@ class FaultyObjects:
     kill_at: int | None = None
     """Number of the call, from 1, at which the process ends; odd ones after their effect."""
     calls: int = 0
+    latency: float = 0.01
+    """Seconds that each call takes, so that processes come between each other."""
     counts: dict[Fault, int] = field(default_factory=dict)
     _random: random.Random = field(init=False)
     _spell: tuple[Fault, int] | None = None
@@ -75,48 +77,67 @@ class FaultyObjects:
 
     async def get(self, key: str) -> tuple[bytes, str]:
         """Read."""
-        fault = await self._before("get", key)
-        data, etag = await self.inner.get(key)
-        self._after()
+        fault, number = await self._before("get", key)
+        try:
+            data, etag = await self.inner.get(key)
+        finally:
+            self._after(number)
         return self._cut(data, fault is Fault.CUT_READ), self._etag(etag, fault)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part."""
-        fault = await self._before("get_range", key)
-        data = await self.inner.get_range(key, start, length)
-        self._after()
+        fault, number = await self._before("get_range", key)
+        try:
+            data = await self.inner.get_range(key, start, length)
+        finally:
+            self._after(number)
         return self._cut(data, fault is Fault.CUT_READ)
 
     async def size(self, key: str) -> int:
         """Read the size."""
-        await self._before("size", key)
-        size = await self.inner.size(key)
-        self._after()
+        _, number = await self._before("size", key)
+        try:
+            size = await self.inner.size(key)
+        finally:
+            self._after(number)
         return size
 
     async def put(self, key: str, data: bytes) -> str:
         """Write."""
-        fault = await self._before("put", key)
-        etag = await self.inner.put(key, self._cut(data, fault is Fault.CUT_WRITE))
+        fault, number = await self._before("put", key)
+        try:
+            etag = await self.inner.put(key, self._cut(data, fault is Fault.CUT_WRITE))
+        finally:
+            self._after(number)
         return self._done(key, etag, fault)
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         """Create."""
-        fault = await self._before("put_if_absent", key)
-        etag = await self.inner.put_if_absent(key, self._cut(data, fault is Fault.CUT_WRITE))
+        fault, number = await self._before("put_if_absent", key)
+        try:
+            etag = await self.inner.put_if_absent(key, self._cut(data, fault is Fault.CUT_WRITE))
+        finally:
+            self._after(number)
         return self._done(key, etag, fault)
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace."""
-        fault = await self._before("put_if_match", key)
-        fresh = await self.inner.put_if_match(key, self._cut(data, fault is Fault.CUT_WRITE), etag)
+        fault, number = await self._before("put_if_match", key)
+        try:
+            fresh = await self.inner.put_if_match(
+                key, self._cut(data, fault is Fault.CUT_WRITE), etag
+            )
+        finally:
+            self._after(number)
         return self._done(key, fresh, fault)
 
     async def list(self, prefix: str, *, start_after: str = "") -> list[ObjectInfo]:
         """List, perhaps as it was."""
-        fault = await self._before("list", prefix)
-        found = await self.inner.list(prefix, start_after=start_after)
-        self._after()
+        fault, number = await self._before("list", prefix)
+        try:
+            found = await self.inner.list(prefix, start_after=start_after)
+        finally:
+            self._after(number)
         now = self.clock.monotonic()
         known = [one for one in self._lists.get(prefix, []) if now - one[0] <= OLD_SECONDS]
         self._lists[prefix] = [*known, (now, found)]
@@ -124,34 +145,38 @@ class FaultyObjects:
 
     async def delete(self, key: str) -> None:
         """Remove."""
-        fault = await self._before("delete", key)
-        await self.inner.delete(key)
+        fault, number = await self._before("delete", key)
+        try:
+            await self.inner.delete(key)
+        finally:
+            self._after(number)
         self._done(key, "", fault)
 
-    async def _before(self, operation: str, key: str) -> Fault | None:
+    async def _before(self, operation: str, key: str) -> tuple[Fault | None, int]:
         if self._dead:
             raise Killed
+        await self.clock.sleep(self.latency)
         self.calls += 1
-        if self.calls == self.kill_at and self.calls % 2 == 0:
+        number = self.calls
+        if number == self.kill_at and number % 2 == 0:
             self._dead = True
             raise Killed
         fault = self._draw(operation)
         if fault is Fault.TIMEOUT:
             await self.clock.sleep(TIMEOUT_SECONDS)
             if operation in (*WRITES, "delete") and self._random.random() < 0.5:
-                return Fault.LOST
+                return Fault.LOST, number
         if fault in {Fault.ERROR, Fault.TIMEOUT, Fault.SLOW_DOWN, Fault.FULL}:
             raise ObjectStoreError(f"{operation} {key}: {fault.value}")
-        return fault
+        return fault, number
 
-    def _after(self) -> None:
-        if self.calls == self.kill_at:
+    def _after(self, number: int) -> None:
+        if number == self.kill_at:
             self._dead = True
         if self._dead:
             raise Killed
 
     def _done(self, key: str, etag: str, fault: Fault | None) -> str:
-        self._after()
         if fault is Fault.LOST:
             raise ObjectStoreError(f"{key}: {fault.value}")
         return self._etag(etag, fault)

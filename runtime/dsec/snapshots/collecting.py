@@ -96,9 +96,18 @@ class Collector:
     async def collect(self, *, wait: bool = True) -> Swept:
         """Run one cycle; with `wait` until everybody who began before it has ended.
 
-        Raises CollectError, ObjectStoreError.
+        One that another collector began and left is ended before. Raises CollectError,
+        ObjectStoreError.
         """
+        state, _ = await read_state(self.objects, self.prefix)
+        if state.phase is not Phase.IDLE:
+            left = await self._until_done(wait=wait)
+            if not left.done:
+                return left
         await self.mark()
+        return await self._until_done(wait=wait)
+
+    async def _until_done(self, *, wait: bool) -> Swept:
         while True:
             swept = await self.sweep()
             if swept.done or not wait:

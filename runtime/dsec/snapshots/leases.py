@@ -136,13 +136,14 @@ async def confirm(
     for _ in range(ATTEMPTS):
         state, etag = await read_state(objects, prefix)
         lost = needed & set(state.doomed)
-        if lost and (state.phase is not Phase.WAITING or not claim):
+        if lost and (state.phase is Phase.DELETING or (state.phase is Phase.WAITING and not claim)):
             raise DoomedError(lost)
-        if lost:
+        if lost and state.phase is Phase.WAITING:
             kept = [pack for pack in state.doomed if pack not in lost]
             if not await write_state(objects, prefix, _after(state, kept), etag):
                 continue
-        if state.epoch != epoch:
+        if state.epoch != epoch or lost:
+            # what went may be there again: a copy from another region has the same name
             there = {info.key.rpartition("/")[2] for info in await _packs(objects, prefix)}
             if missing := needed - there:
                 missing = {pack for pack in missing if not await _exists(objects, prefix, pack)}

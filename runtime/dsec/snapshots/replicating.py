@@ -136,8 +136,9 @@ class Copier:
                     randomness=self.randomness,
                 ) as work:
                     again = await self._once(done, work)
-            except DoomedError:
+            except DoomedError as problem:
                 # the target's collector took what the source still has: it crosses once more
+                done.failed = [Damaged(self.prefix, str(problem))]
                 again = True
             if not again:
                 break

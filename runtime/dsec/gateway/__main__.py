@@ -18,6 +18,7 @@ from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.gateway.identity import AwsIdentity
 from dsec.providers.opening import open_aws
 from dsec.rules import Settings
+from dsec.snapshots.keys import KeyFileError, KeySource, read_key_file
 from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkPlain, NetworkTls
@@ -59,6 +60,7 @@ async def serve(settings: RoleSettings) -> None:
             agent_account=f"system:serviceaccount:{namespace}:dsec-agent",
             settings=Settings(),
             aws=_aws(settings.config.suppliers.aws),
+            snapshot_keys=_snapshot_keys(settings),
         ),
     )
     stop = stop_on_signals()
@@ -94,6 +96,12 @@ def _aws(told: AwsSupplier | None) -> AwsIdentity | None:
     )
 
 
+def _snapshot_keys(settings: RoleSettings) -> KeySource | None:
+    """Return what opens the keys of snapshots: a mounted file; None: no snapshots are taken."""
+    path = settings.secrets / "snapshots" / "keys.json"
+    return read_key_file(path, system_randomness()) if path.is_file() else None
+
+
 def _webhook_tls(settings: RoleSettings) -> ssl.SSLContext:
     """Return the webhook's TLS: the API server shows no certificate of ours."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -114,7 +122,7 @@ def main() -> int:
         settings = load()
         logs.configure(settings.config.log_level)
         asyncio.run(serve(settings))
-    except SettingsError as problem:
+    except (SettingsError, KeyFileError) as problem:
         sys.stderr.write(f"dsec.gateway: {problem}\n")
         return EXIT_USAGE
     except (OSError, ValueError, RecordsError) as problem:

@@ -19,6 +19,7 @@ from dsec.gateway.auth import ApiKeyEntry, keys_secret
 from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.providers.provider import NodeProvider
 from dsec.rules import Settings
+from dsec.snapshots.keys import KeySource
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 from dsec.world.objects import ObjectStore
@@ -46,6 +47,8 @@ class ControlConfig:
     settings: Settings = field(default_factory=Settings)
     suppliers: Mapping[str, NodeProvider] = field(default_factory=dict)
     """Who gives nodes, by the names that pools call them; none: no node is bought."""
+    snapshot_keys: KeySource | None = None
+    """What opens the keys of tenants' snapshots; without it none are taken."""
 
 
 @dataclass(slots=True)
@@ -104,6 +107,7 @@ async def build_control(  # noqa: PLR0917 - the outside, in the order of design.
             region=config.region,
             join_secret=config.join_secret,
             settings=config.settings,
+            snapshot_keys=config.snapshot_keys,
         ),
     )
     controller = Controller(

@@ -30,6 +30,7 @@ from dsec.local import standalone_state
 from dsec.local.control import ADMIN_GROUP, ControlConfig, build_control
 from dsec.local.initbin import ensure_init
 from dsec.local.standalone_state import PROJECT, SERVE_LOCK, StandaloneState
+from dsec.snapshots.keys import make_key_file, read_key_file
 from dsec.world import logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.files import FileObjects, FileRecords
@@ -63,10 +64,13 @@ class Standalone:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await self._seed()
+        keys = self._state.directory / "snapshot-keys.json"
+        make_key_file(keys, self._randomness)
         config = ControlConfig(
             internal_url=_CONTROLLER_URL,
             internal_secret=self._randomness.randbytes(16).hex(),
             api_keys=[key_entry(self._state.api_key, "local", [ADMIN_GROUP])],
+            snapshot_keys=read_key_file(keys, self._randomness),
         )
         control = await build_control(
             self._records,

@@ -33,6 +33,8 @@ GATEWAY_RULES: Sequence[Rule] = (
         "verbs": ["get", "update", "patch"],
     },
     {"api_groups": [GROUP], "resources": ["sandboxnodes"], "verbs": WRITE},
+    # asks for a cycle of copies by an annotation
+    {"api_groups": [GROUP], "resources": ["replicationpolicies"], "verbs": ["patch"]},
     {"api_groups": [""], "resources": ["namespaces"], "verbs": READ},
 )
 CONTROLLER_RULES: Sequence[Rule] = (

@@ -100,6 +100,7 @@ class Admission(Component):
                                 "sandboximages",
                                 "tenants",
                                 "sandboxnodepools",
+                                "replicationpolicies",
                             ],
                             "operations": ["CREATE", "UPDATE"],
                             "scope": "*",

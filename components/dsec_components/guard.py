@@ -32,7 +32,7 @@ SETTLE_SECONDS = 45.0
 PAUSE_SECONDS = 2.0
 UNREACHABLE = "PULUMI_K8S_DELETE_UNREACHABLE"
 """With this set, the Kubernetes provider forgets what it cannot reach; so does the guard."""
-RECORDS = ("experiments", "sandboximages", "sandboxnodepools", "tenants")
+RECORDS = ("experiments", "sandboximages", "sandboxnodepools", "tenants", "replicationpolicies")
 """In the order of deletion. Nodes go with their definition."""
 
 Object = dict[str, Any]

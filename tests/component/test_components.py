@@ -321,6 +321,7 @@ def test_definitions_are_kept_unless_purged(run: Run) -> None:
                 "sandboxnodes",
                 "sandboximages",
                 "budgets",
+                "replicationpolicies",
             )
         }
 

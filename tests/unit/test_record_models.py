@@ -115,6 +115,7 @@ def test_definitions_name_kinds_categories_and_columns() -> None:
         "SandboxNodePool": "dpool",
         "SandboxNode": "dnode",
         "Budget": "dbud",
+        "ReplicationPolicy": "drep",
     }
     for one in definitions():
         assert one["spec"]["names"]["categories"] == ["dsec"]

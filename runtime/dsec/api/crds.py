@@ -67,6 +67,15 @@ _COLUMNS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("In force+", "string", ".status.action"),
         ("Until+", "date", ".status.periodEnd"),
     ),
+    "ReplicationPolicy": (
+        ("Ready", "string", _READY),
+        ("In sync", "string", '.status.conditions[?(@.type=="InSync")].status'),
+        ("Protected", "string", '.status.conditions[?(@.type=="Protected")].status'),
+        ("To", "string", ".spec.destinations[*].region"),
+        ("Recovery point (s)", "integer", ".status.destinations[0].recoveryPointSeconds"),
+        ("Behind", "integer", ".status.destinations[0].behind"),
+        ("Last cycle+", "date", ".status.lastCycle"),
+    ),
 }
 
 # lists that are maps by a key of their items: Kubernetes refuses a repeated key

@@ -14,6 +14,7 @@ from dsec.api.nodes import (
     SandboxNodeSpec,
     SandboxNodeStatus,
 )
+from dsec.api.replication import ReplicationPolicySpec, ReplicationPolicyStatus
 from dsec.api.status import ExperimentStatus
 from dsec.api.tenant import TenantSpec, TenantStatus
 
@@ -118,6 +119,17 @@ class Budget(RecordModel):
     status: BudgetStatus = BudgetStatus()
 
 
+class ReplicationPolicy(RecordModel):
+    """Which snapshots are copied to other regions, how often, and how far the copies are behind."""
+
+    PLURAL = "replicationpolicies"
+    SHORT = "drep"
+
+    kind: str = "ReplicationPolicy"
+    spec: ReplicationPolicySpec
+    status: ReplicationPolicyStatus = ReplicationPolicyStatus()
+
+
 RECORDS: tuple[type[RecordModel], ...] = (
     Experiment,
     SandboxImage,
@@ -125,5 +137,6 @@ RECORDS: tuple[type[RecordModel], ...] = (
     SandboxNodePool,
     SandboxNode,
     Budget,
+    ReplicationPolicy,
 )
 """Every kind, in the order in which CRDs are written."""

@@ -14,6 +14,7 @@ from dsec.api.budget import BudgetCondition, BudgetReason
 from dsec.api.nodes import RecordReason
 from dsec.api.presets import CONFLICTS
 from dsec.api.records import RECORDS
+from dsec.api.replication import ReplicationCondition, ReplicationReason
 from dsec.api.status import ExperimentCondition, ExperimentReason
 
 _HEAD = """<!-- Generated from the models by `make generate`; edits are lost. -->
@@ -45,6 +46,11 @@ def records_page() -> str:
     parts.append("\n## Conditions and reasons of a Budget\n\n| word | holds when |\n|---|---|\n")
     for spoken in (BudgetCondition, BudgetReason):
         parts += [f"| {one.value} | {_doc(spoken, one.name)} |\n" for one in spoken]
+    parts.append(
+        "\n## Conditions and reasons of a ReplicationPolicy\n\n| word | holds when |\n|---|---|\n"
+    )
+    for said in (ReplicationCondition, ReplicationReason):
+        parts += [f"| {one.value} | {_doc(said, one.name)} |\n" for one in said]
     parts.append("\n## Reasons in Ready of the other records\n\n| word | holds when |\n|---|---|\n")
     parts += [f"| {one.value} | {_doc(RecordReason, one.name)} |\n" for one in RecordReason]
     parts.append("\n## Presets\n\n| conflict | about | names | default |\n|---|---|---|---|\n")

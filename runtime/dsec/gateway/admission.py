@@ -18,9 +18,16 @@ from starlette.routing import Route
 from dsec.api.documents.crosscheck import unknown_presets
 from dsec.api.meta import PROJECT_LABEL, TENANT_LABEL
 from dsec.api.mistakes import Mistake, mistakes_of
-from dsec.api.records import Experiment, SandboxImage, SandboxNodePool, Tenant
+from dsec.api.records import (
+    Experiment,
+    ReplicationPolicy,
+    SandboxImage,
+    SandboxNodePool,
+    Tenant,
+)
 from dsec.api.tenant import TenantSpec
 from dsec.rules import POOL_RULES, Facts, Settings, Severity, check
+from dsec.rules.replication import mistakes as replication_mistakes
 from dsec.rules.verdict import judge
 
 MAX_BODY_BYTES = 4 << 20
@@ -85,6 +92,7 @@ class Webhook:
             "Tenant": self._tenant,
             "SandboxImage": self._image,
             "SandboxNodePool": _pool,
+            "ReplicationPolicy": _replication,
             "Namespace": self._namespace,
         }
         if kind not in judges or not isinstance(new, Mapping):
@@ -203,6 +211,10 @@ def _pool(new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
             answer.warnings.append(f"{one.message} {one.remedy}")
         else:
             answer.mistakes.append(Mistake(one.path, one.value, one.remedy, one.message))
+
+
+def _replication(new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
+    answer.mistakes += replication_mistakes(ReplicationPolicy.model_validate(new).spec)
 
 
 def _quota(spec: TenantSpec, answer: Answer) -> None:

@@ -77,6 +77,7 @@ KINDS: dict[str, Kind] = {
     "Tenant": Kind(DSEC, "tenants", False),
     "SandboxNode": Kind(DSEC, "sandboxnodes", False),
     "SandboxNodePool": Kind(DSEC, "sandboxnodepools", False),
+    "ReplicationPolicy": Kind(DSEC, "replicationpolicies", False),
     "Namespace": Kind("v1", "namespaces", False),
     "Secret": Kind("v1", "secrets", True),
     "ConfigMap": Kind("v1", "configmaps", True),

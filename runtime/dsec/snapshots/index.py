@@ -183,22 +183,37 @@ class Index:
     def find(self, blob: bytes) -> Where | None:
         """Return where a blob lies, or None; a pack that is hidden is better than nothing."""
         found = self._fresh.get(blob) or self._row(blob)
-        if found is None:
-            return None
-        table, row = found
-        frame, start, length = (int(one) for one in table.places[row])
-        pack, offset, stored, raw = (int(one) for one in table.frames[frame])
-        return Where(table.packs[pack], offset, stored, raw, start, length)
+        return None if found is None else _where(found)
 
-    def has(self, blob: bytes) -> bool:
-        """Return whether a blob is stored where it stays."""
+    def stays(self, blob: bytes) -> Where | None:
+        """Return where a blob lies, unless its pack is going."""
         found = self._fresh.get(blob) or self._row(blob)
-        return found is not None and not self._is_hidden(found)
+        return None if found is None or self._is_hidden(found) else _where(found)
 
     def packs_of(self, ids: bytes) -> set[bytes]:
         """Return the names of the packs that hold some blobs (ids in a row), of those known."""
-        where = (self.find(ids[at : at + ID_BYTES]) for at in range(0, len(ids), ID_BYTES))
-        return {one.pack.name for one in where if one is not None}
+        fresh, old = set(), []
+        for at in range(0, len(ids), ID_BYTES):
+            blob = ids[at : at + ID_BYTES]
+            if blob in self._fresh:
+                fresh.add(_where(self._fresh[blob]).pack.name)
+            else:
+                old.append(blob)
+        if not old or not len(self._keys):
+            return fresh
+        wanted = np.frombuffer(b"".join(old), "<u8").reshape(-1, ID_BYTES // 8)
+        near = np.minimum(np.searchsorted(self._keys, wanted[:, 0]), len(self._keys) - 1)
+        rows = self._order[near]
+        stored = np.frombuffer(self._table.ids, "<u8").reshape(-1, ID_BYTES // 8)
+        right = (stored[rows] == wanted).all(axis=1)
+        frames = self._table.places[rows[right], 0]
+        packs = np.unique(self._table.frames[frames, 0]).tolist()
+        slow = (self._row(old[number]) for number in np.flatnonzero(~right).tolist())
+        return {
+            *fresh,
+            *(self._table.packs[pack].name for pack in packs),
+            *(_where(found).pack.name for found in slow if found is not None),
+        }
 
     def packs(self) -> list[PackName]:
         """Return every pack that the index knows."""
@@ -224,3 +239,10 @@ class Index:
                 return self._table, row
             at += 1
         return None
+
+
+def _where(found: tuple[Table, int]) -> Where:
+    table, row = found
+    frame, start, length = (int(one) for one in table.places[row])
+    pack, offset, stored, raw = (int(one) for one in table.frames[frame])
+    return Where(table.packs[pack], offset, stored, raw, start, length)

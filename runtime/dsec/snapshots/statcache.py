@@ -1,0 +1,218 @@
+"""What a node remembers of a save, so that the next one reads only what changed.
+
+One file for each lineage and set of sources: records of regular files in tree order, read in step
+with the next scan and written anew by it, so that neither is ever held in memory. Its last bytes
+are a hash of the rest; a file that is damaged, of another repository or from before a collection is
+worth less or nothing, never wrong. While a save runs a mark lies beside it: one that is found tells
+of a save that was cut off.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from dsec.snapshots.dirty import Prints
+from dsec.snapshots.manifest import Entry, order, pack_xattrs, unpack_xattrs
+from dsec.snapshots.segments import Segment
+
+MAGIC = b"dsecstat1"
+HASH_BYTES = 32
+HEAD = struct.Struct("<HBHII")
+"""Lengths of path, stat, pieces and attributes; number of segments."""
+SEGMENT = struct.Struct("<IIII")
+"""Lengths of the id of the list, of pieces, of the prints of blocks and of pages."""
+STAT = struct.Struct("<IIIQqqQ")
+BUFFER = 1 << 20
+
+
+@dataclass(slots=True)
+class Remembered:
+    """One regular file as it was saved; a large one is told by its segments."""
+
+    path: bytes
+    stat: bytes
+    pieces: bytes
+    xattrs: tuple[tuple[bytes, bytes], ...]
+    segments: int
+
+
+@dataclass(slots=True)
+class KnownSegment:
+    """A segment, and the id of the blob that lists its pieces, where there is one."""
+
+    segment: Segment
+    list_id: bytes = b""
+
+
+def pack_stat(stat: os.stat_result) -> bytes:
+    """Return all that changes when a file's content or attributes do."""
+    return STAT.pack(
+        stat.st_mode,
+        stat.st_uid,
+        stat.st_gid,
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ctime_ns,
+        stat.st_ino,
+    )
+
+
+class StatCache:
+    """Of one lineage and set of sources. One save at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the file; its folder is made where it is missing."""
+        self.path = path
+
+    @property
+    def _mark(self) -> Path:
+        return self.path.with_name(self.path.name + ".saving")
+
+    @property
+    def _next(self) -> Path:
+        return self.path.with_name(self.path.name + ".next")
+
+    def begin(self) -> bool:
+        """Mark that a save runs; return whether one was cut off before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        cut_off = self._mark.exists()
+        self._mark.touch(mode=0o600)
+        return cut_off
+
+    def end(self) -> None:
+        """Take the mark away: what was saved is in the index."""
+        self._mark.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Remember nothing."""
+        self.path.unlink(missing_ok=True)
+
+    def reader(self, repository: str) -> "Reader":
+        """Return what is remembered of a repository; nothing where that is not sure."""
+        try:
+            file = self.path.open("rb", buffering=BUFFER)
+        except OSError:
+            return Reader(None, 0)
+        with suppress(OSError, struct.error):
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - HASH_BYTES, 0))
+            end = file.read()
+            if size > HASH_BYTES and _hash(file, size - HASH_BYTES) == end:
+                file.seek(0)
+                head = file.read(len(MAGIC) + 40)
+                if head[: len(MAGIC)] == MAGIC and head[len(MAGIC) : -8] == repository.encode():
+                    (epoch,) = struct.unpack("<q", head[-8:])
+                    return Reader(file, epoch)
+        file.close()
+        return Reader(None, 0)
+
+    def writer(self, repository: str, epoch: int) -> "Writer":
+        """Return what takes the records of a save. `repository`: 32 hex digits."""
+        return Writer(self._next, self.path, MAGIC + repository.encode() + struct.pack("<q", epoch))
+
+
+class Reader:
+    """Records in tree order, read in step with a scan."""
+
+    def __init__(self, file: BinaryIO | None, epoch: int) -> None:
+        self._file = file
+        self.epoch = epoch
+        self._left = 0
+        if file is not None:
+            self._end = os.fstat(file.fileno()).st_size - HASH_BYTES
+        self._ahead = self._following()
+        self._order = order(self._ahead.path) if self._ahead else b""
+
+    def find(self, path: bytes) -> Remembered | None:
+        """Return what is remembered of a path; each path asked for comes after the one before."""
+        wanted = order(path)
+        while self._ahead is not None and self._order < wanted:
+            self._skip()
+            self._ahead = self._following()
+            self._order = order(self._ahead.path) if self._ahead else b""
+        if self._ahead is not None and self._order == wanted:
+            return self._ahead
+        return None
+
+    def segments(self) -> Iterator[KnownSegment]:
+        """Yield the segments of the file that was found last, once."""
+        while self._left and self._file is not None:
+            self._left -= 1
+            lengths = SEGMENT.unpack(self._file.read(SEGMENT.size))
+            list_id, pieces, blocks, pages = map(self._file.read, lengths)
+            yield KnownSegment(Segment(pieces, Prints(blocks, pages)), list_id)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
+
+    def _skip(self) -> None:
+        while self._left and self._file is not None:
+            self._left -= 1
+            self._file.seek(sum(SEGMENT.unpack(self._file.read(SEGMENT.size))), os.SEEK_CUR)
+
+    def _following(self) -> Remembered | None:
+        if self._file is None or self._file.tell() >= self._end:
+            return None
+        *lengths, segments = HEAD.unpack(self._file.read(HEAD.size))
+        path, stat, pieces, xattrs = map(self._file.read, lengths)
+        self._left = segments
+        known = unpack_xattrs(xattrs) if xattrs else ()
+        return Remembered(path, stat, pieces, known, segments)
+
+
+class Writer:
+    """Takes records in tree order."""
+
+    def __init__(self, path: Path, final: Path, head: bytes) -> None:
+        self._path, self._final = path, final
+        self._file = path.open("wb", buffering=BUFFER)
+        path.chmod(0o600)
+        self._hash = blake3()
+        self._write(head)
+
+    def add(self, entry: Entry, stat: bytes, segments: int) -> None:
+        """Write the record of a file; that many segments follow."""
+        xattrs = pack_xattrs(entry.xattrs) if entry.xattrs else b""
+        parts = (entry.path, stat, entry.pieces, xattrs)
+        self._write(b"".join((HEAD.pack(*map(len, parts), segments), *parts)))
+
+    def add_segment(self, known: KnownSegment) -> None:
+        """Write one segment of the file that was added last."""
+        one = known.segment
+        parts = (known.list_id, one.pieces, one.prints.blocks, one.prints.pages)
+        self._write(b"".join((SEGMENT.pack(*map(len, parts)), *parts)))
+
+    def finish(self) -> None:
+        """Put the new file in the place of the old one."""
+        self._file.write(self._hash.digest())
+        self._file.close()
+        self._path.replace(self._final)
+
+    def abandon(self) -> None:
+        """Leave the old file."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+
+def _hash(file: BinaryIO, length: int) -> bytes:
+    hasher = blake3()
+    file.seek(0)
+    while length:
+        part = file.read(min(length, BUFFER))
+        if not part:
+            break
+        hasher.update(part)
+        length -= len(part)
+    return hasher.digest()

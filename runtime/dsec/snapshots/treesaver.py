@@ -1,0 +1,392 @@
+"""The thread of a save that walks the sources: hands jobs out, and takes their results in order."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dsec.snapshots.beneath import open_beneath
+from dsec.snapshots.chunking import SEGMENT, SMALL
+from dsec.snapshots.limits import SMALLEST_PACK
+from dsec.snapshots.manifest import Entry, Kind, ManifestWriter
+from dsec.snapshots.pieces import HOLE, PIECE
+from dsec.snapshots.scanning import Found, SaveError, Source, attributes, open_source, scan
+from dsec.snapshots.sealing import ID_BYTES
+from dsec.snapshots.segments import Segment, save_segment
+from dsec.snapshots.statcache import KnownSegment, Reader, Remembered, StatCache, pack_stat
+from dsec.snapshots.storing import LOOK_SECONDS, Lane, Store
+
+BATCH_FILES, BATCH_BYTES = 256, 1 << 20
+JOBS_AHEAD = 4
+"""Jobs that wait for each worker."""
+ENTRIES_AHEAD = 8192
+SEGMENT_WEIGHT = 128
+"""A segment's prints take as much memory as so many entries."""
+INLINE_PIECES = 16
+"""Segments of more pieces list them in a blob of their own, which the next manifest shares."""
+MANIFEST_FRAME = 256 << 10
+SETTLED_NS = 2_000_000_000
+"""What changed so shortly before the scan can change again without another time stamp."""
+IDS_AT_ONCE = 8192 * ID_BYTES
+SEGMENTS_CHECKED = 64
+"""After a collection, larger files are read again: whether all of one is there takes memory."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Small:
+    """What a job read of a small file."""
+
+    pieces: bytes
+    size: int
+    xattrs: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An entry in line. Small: a place in a batch. Large: `segments` more follow as `Part`s."""
+
+    entry: Entry
+    stat: bytes = b""
+    batch: "Future[list[Small | None]] | None" = None
+    place: int = 0
+    reading: bool = False
+    segments: int = 0
+    weight: int = 1
+
+
+@dataclass(slots=True)
+class Part:
+    """A segment in line, of the large file before it."""
+
+    job: "Future[Segment | None] | None"
+    known: KnownSegment | None
+    last: bool
+    weight: int = SEGMENT_WEIGHT
+
+
+@dataclass(slots=True)
+class Tree:
+    """A source that is being read."""
+
+    source: Source
+    root: int
+    batch: list[tuple[Waiting, bytes]] = field(default_factory=list)
+    batch_bytes: int = 0
+
+
+class TreeSaver:
+    """Runs in one thread; made, and asked for results, in the event loop."""
+
+    def __init__(self, store: Store, cache: StatCache | None, started: float) -> None:
+        self.changed = 0
+        self.vanished = 0
+        self._store = store
+        self._cache = cache
+        self._settled = int(started * 1e9) - SETTLED_NS
+        repo = store.repo
+        identity = repo.about.id
+        self._reader = cache.reader(identity) if cache else Reader(None, 0)
+        self._sure = self._reader.epoch == repo.epoch
+        self._writer = cache.writer(identity, repo.epoch) if cache else None
+        self._lane = Lane(store, SMALLEST_PACK, MANIFEST_FRAME)
+        self.manifest = ManifestWriter(self._lane.keep, repo.keys.seed)
+        self._workers = store.limits.workers
+        self._slots = threading.BoundedSemaphore(self._workers * (1 + JOBS_AHEAD))
+        self._line: deque[Waiting | Part] = deque()
+        self._weight = 0
+        self._first_names: dict[tuple[int, int], bytes] = {}
+        self._gone: set[bytes] = set()
+        self._large: Entry | None = None
+        self._alone = False
+        self._spoilt = False
+        self._tree: Tree | None = None
+        self._ids = bytearray()
+
+    def run(self, sources: Sequence[Source]) -> bytes:
+        """Save everything and return the id of the manifest's root.
+
+        Raises SaveError, StoppedError.
+        """
+        handles: list[int] = []
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="snapshot") as self._pool:
+            try:
+                for source in sources:
+                    root, only = open_source(source)
+                    handles.append(root)
+                    self._tree = tree = Tree(source, root)
+                    for found in scan(source, root, only):
+                        self._take(tree, found)
+                    self._submit_batch(tree)
+                while self._line:
+                    self._settle(self._line.popleft())
+                self._store.flush()
+                root_id = self.manifest.finish()
+                self._lane.flush()
+                self._resolve()
+            except BaseException as problem:
+                # jobs that run see it and end; no handle may go before
+                self._store.fail(problem)
+                self._pool.shutdown(cancel_futures=True)
+                raise
+            finally:
+                for handle in handles:
+                    os.close(handle)
+                self._reader.close()
+        return root_id
+
+    def remember(self) -> None:
+        """Keep for the next save what this one saw; everything it names is in the index."""
+        if self._writer is not None and self._cache is not None:
+            if self._spoilt:
+                self._writer.abandon()
+            else:
+                self._writer.finish()
+            self._cache.end()
+
+    def abandon(self) -> None:
+        """Leave what was remembered before; the mark of a save that was cut off stays."""
+        if self._writer is not None:
+            self._writer.abandon()
+
+    def _take(self, tree: Tree, found: Found) -> None:
+        """Put a path in line, with jobs for what has to be read."""
+        entry, stat = found.entry, found.stat
+        if entry.kind is not Kind.FILE:
+            self._append(Waiting(entry))
+            return
+        if stat.st_nlink > 1:
+            first = self._first_names.setdefault((stat.st_dev, stat.st_ino), entry.path)
+            if first != entry.path:
+                self._append(Waiting(Entry(entry.path, Kind.HARDLINK, link=first)))
+                return
+        entry.size = stat.st_size
+        packed = pack_stat(stat)
+        known = self._reader.find(entry.path)
+        if known is not None and known.stat == packed and self._unchanged(entry, known, packed):
+            return
+        # equal time stamps mean nothing so soon after a change
+        kept = packed if stat.st_ctime_ns < self._settled else b""
+        if stat.st_size > SMALL:
+            self._take_large(tree, found, kept, known)
+            return
+        waiting = Waiting(entry, kept, reading=True)
+        self._append(waiting)
+        tree.batch.append((waiting, found.inside))
+        tree.batch_bytes += stat.st_size
+        if len(tree.batch) >= BATCH_FILES or tree.batch_bytes >= BATCH_BYTES:
+            self._submit_batch(tree)
+
+    def _unchanged(self, entry: Entry, known: Remembered, packed: bytes) -> bool:
+        """Put a file in line as it was saved; False where some of it is not stored any more."""
+        if not self._sure and known.segments > SEGMENTS_CHECKED:
+            return False
+        segments = list(self._reader.segments()) if not self._sure else None
+        if not self._sure:
+            rows = [known.pieces, *(one.segment.pieces for one in segments or ())]
+            ids = [blob for row in rows for blob in blobs_in(row)]
+            ids += [one.list_id for one in segments or () if one.list_id]
+            if not all(map(self._store.repo.index.stays, ids)):
+                return False
+        entry.pieces, entry.xattrs = known.pieces, known.xattrs
+        waiting = Waiting(entry, packed, segments=known.segments)
+        self._append(waiting)
+        for number, one in enumerate(segments or self._reader.segments(), 1):
+            self._append(Part(None, one, number == known.segments))
+        return True
+
+    def _take_large(self, tree: Tree, found: Found, stat: bytes, known: Remembered | None) -> None:
+        entry, size = found.entry, found.stat.st_size
+        try:
+            handle = open_beneath(tree.root, found.inside, os.O_RDONLY)
+        except FileNotFoundError:
+            self._lose(entry.path)
+            return
+        except OSError as problem:
+            raise SaveError(f"{os.fsdecode(entry.path)}: {problem.strerror}") from problem
+        try:
+            upper = tree.source.whole_upper
+            xattrs = attributes(handle, upper=upper, path=entry.path)
+            entry.xattrs = tuple(xattrs.items())
+        finally:
+            os.close(handle)
+        sparse = found.stat.st_blocks * 512 < size
+        old = self._reader.segments() if known is not None else iter(())
+        count = -(-size // SEGMENT)
+        self._append(Waiting(entry, stat, segments=count))
+        for number in range(count):
+            before = next(old, None)
+            if before is not None and not self._stored(before):
+                before = None
+            offset = number * SEGMENT
+            job = self._submit(
+                self._read_segment,
+                tree.root,
+                found.inside,
+                (offset, min(SEGMENT, size - offset)),
+                before.segment if before is not None and before.segment.pieces else None,
+                sparse,
+            )
+            self._append(Part(job, None, number == count - 1))
+
+    def _stored(self, known: KnownSegment) -> bool:
+        index = self._store.repo.index
+        return self._sure or all(index.stays(blob) for blob in blobs_in(known.segment.pieces))
+
+    def _append(self, one: Waiting | Part) -> None:
+        self._line.append(one)
+        self._weight += one.weight
+        while self._weight > ENTRIES_AHEAD or (len(self._line) > 1 and _ready(self._line[0])):
+            self._settle(self._line.popleft())
+
+    def _submit(self, work: Callable[..., T], *args: object) -> "Future[T]":
+        while not self._slots.acquire(timeout=LOOK_SECONDS):
+            self._store.check()
+        job = self._pool.submit(work, *args)
+        job.add_done_callback(lambda _: self._slots.release())
+        return job
+
+    def _submit_batch(self, tree: Tree) -> None:
+        if not tree.batch:
+            return
+        paths = [inside for _, inside in tree.batch]
+        job = self._submit(self._read_batch, tree.root, paths, tree.source.whole_upper)
+        for place, (waiting, _) in enumerate(tree.batch):
+            waiting.batch, waiting.place = job, place
+        tree.batch, tree.batch_bytes = [], 0
+
+    def _read_batch(self, root: int, paths: list[bytes], upper: bool) -> list[Small | None]:
+        """Job: store small files; None for those that are gone."""
+        found: list[Small | None] = []
+        with self._store.lane() as lane:
+            for path in paths:
+                try:
+                    found.append(_read_small(lane, root, path, upper=upper))
+                except FileNotFoundError:
+                    found.append(None)
+                except OSError as problem:
+                    raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
+        return found
+
+    def _read_segment(
+        self, root: int, path: bytes, place: tuple[int, int], old: Segment | None, sparse: bool
+    ) -> Segment | None:
+        """Job: store a part of a large file; None where it is gone."""
+        try:
+            handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
+        try:
+            with self._store.lane() as lane:
+                return save_segment(lane, handle, place, old, sparse=sparse)
+        except OSError as problem:
+            raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
+        finally:
+            os.close(handle)
+
+    def _settle(self, one: Waiting | Part) -> None:
+        """Finish what is first in line; waits for its job."""
+        self._weight -= one.weight
+        if isinstance(one, Part):
+            self._settle_part(one)
+            return
+        entry = one.entry
+        if one.reading:
+            if one.batch is None and self._tree is not None:
+                self._submit_batch(self._tree)
+            small = one.batch.result()[one.place] if one.batch is not None else None
+            if small is None:
+                self._lose(entry.path)
+                return
+            entry.pieces, entry.size, entry.xattrs = small.pieces, small.size, small.xattrs
+            self.changed += small.size
+        elif entry.kind is Kind.HARDLINK and entry.link in self._gone:
+            self._lose(entry.path)
+            return
+        if entry.kind is Kind.FILE and self._writer is not None:
+            self._writer.add(entry, one.stat, one.segments)
+        if one.segments:
+            self._large, self._alone = entry, one.segments == 1
+        else:
+            if not one.reading:
+                self._use(entry.pieces)
+            self._add(entry)
+
+    def _settle_part(self, part: Part) -> None:
+        known = part.known
+        if part.job is not None:
+            segment = part.job.result()
+            if segment is None:
+                if self._large is not None:
+                    self._lose(self._large.path)
+                # its record is half written
+                self._large, self._spoilt = None, True
+                return
+            self.changed += segment.changed
+            inline = self._alone and len(segment.pieces) <= INLINE_PIECES * PIECE.size
+            known = KnownSegment(segment, b"" if inline else self._lane.keep(segment.pieces))
+        entry = self._large
+        if entry is None or known is None:
+            return
+        if known.list_id:
+            entry.lists += known.list_id
+            self._ids += known.list_id
+        else:
+            entry.pieces = known.segment.pieces
+        self._use(known.segment.pieces)
+        if self._writer is not None:
+            self._writer.add_segment(known)
+        if part.last:
+            self._large = None
+            self._add(entry)
+
+    def _add(self, entry: Entry) -> None:
+        self.manifest.add(entry)
+        self._store.add_moved(entry.kind is Kind.FILE, entry.size)
+
+    def _lose(self, path: bytes) -> None:
+        self._gone.add(path)
+        self.vanished += 1
+
+    def _use(self, row: bytes) -> None:
+        """Take down which packs hold the pieces of a row; those to come are known anyway."""
+        for blob in blobs_in(row):
+            self._ids += blob
+        if len(self._ids) >= IDS_AT_ONCE:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        packs = self._store.repo.index.packs_of(bytes(self._ids))
+        self._store.use(packs)
+        self._ids.clear()
+
+
+def blobs_in(row: bytes) -> Iterator[bytes]:
+    """Yield the ids of the blobs that a packed row takes slices of."""
+    return (blob for blob, _, _ in PIECE.iter_unpack(row) if blob != HOLE)
+
+
+def _read_small(lane: Lane, root: int, path: bytes, *, upper: bool) -> Small | None:
+    lane.store.check()
+    handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # a file that has grown meanwhile is saved as far as it was small
+        data = os.read(handle, SMALL)
+        xattrs = attributes(handle, upper=upper, path=path)
+    finally:
+        os.close(handle)
+    pieces = PIECE.pack(lane.keep(data), 0, len(data)) if data else b""
+    return Small(pieces, len(data), tuple(xattrs.items()))
+
+
+def _ready(one: Waiting | Part) -> bool:
+    """Return whether finishing this one waits for nothing."""
+    if isinstance(one, Part):
+        return one.job is None or one.job.done()
+    return not one.reading or (one.batch is not None and one.batch.done())

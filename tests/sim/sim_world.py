@@ -23,7 +23,7 @@ from dsec.api.sandbox import Resources
 from dsec.api.wire import KeyedCreate, NodeAdmission
 from dsec.controllers.app import build_app as build_internal
 from dsec.controllers.controller import Controller, ControllerConfig
-from dsec.controllers.outside import Movers, World
+from dsec.controllers.outside import World
 from dsec.controllers.replica_scaler import Switches
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
@@ -206,7 +206,6 @@ class Sim:
         self.registry: SimulatedRegistry | None = None
         self.metrics = MemoryMetrics()
         self.switches = Switches()
-        self.mover: Movers | None = None
         self.suppliers: Suppliers = lambda _objects, _clock: {}
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
@@ -283,7 +282,6 @@ class Sim:
             self.rng,
             self.registry,
             self.metrics,
-            self.mover,
             self.suppliers(Gated(self.objects, gate), clock),
         )
         config = ControllerConfig(

@@ -1,21 +1,17 @@
 """Compaction on a running leader: what rests leaves a full node, once, whoever dies meanwhile.
 
-The mover of these tests copies a paused sandbox as snapshots will: the copy rests on the target
-before anybody says that it counts. Without a mover a leader plans, tells, and moves nothing.
+Without a policy of snapshots a leader plans, tells, and moves nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from dsec.agent.substrates.simulated import Profile
 from dsec.api.sandbox import SandboxState
-from dsec.controllers.fleet import Fleet
 from dsec.controllers.metrics import text
 from dsec.journal.history import Question, read
-from dsec.placement.compaction import Move
-from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
+from saving import Saving
 from sim_world import Sim
 from test_sim_preemption import copies, submit
 
@@ -26,64 +22,11 @@ POOL = {"placement": {"watermarks": {"safePercent": 60, "limitPercent": 90}}}
 GIB = 1 << 30
 
 
-@dataclass
-class CopyMover:
-    """Lets a copy of a paused sandbox rest on the target, by the calls that agents have."""
-
-    sim: Sim
-    epoch: int
-    fleet: Fleet
-    slow: float = 0.3
-    refuses: int = 0
-    asked: list[Move] = field(default_factory=list)
-
-    async def move(self, move: Move) -> bool:
-        """Create and pause there; the simulated work has no state to carry."""
-        self.asked.append(move)
-        await self.sim.clock.sleep(self.slow)
-        source, target = self.sim.agents[move.source], self.fleet.watch(move.target)
-        known = source.core.get(move.id)
-        if self.refuses or known is None or target is None:
-            self.refuses -= 1
-            return False
-        spec = known.spec.model_copy(deep=True)
-        spec.identity.incarnation = move.incarnation
-        spec.devices = list(move.decision.devices)
-        old = self.sim.agents[move.target].core.get(move.id)
-        if old is not None and not old.live:
-            # what a restore will do: a later incarnation is not the one that ended here
-            if not old.acknowledged:
-                return False
-            del self.sim.agents[move.target].core._entries[move.id]
-        try:
-            (answer,) = await target.client.create(self.epoch, [spec])
-            await self.sim.clock.sleep(self.slow)
-            if not answer.accepted:
-                return False
-            await target.client.pause(self.epoch, move.id, "it was moved")
-        except (AgentRefusedError, AgentSilentError, AgentStaleError):
-            return False
-        await self.sim.clock.sleep(self.slow)
-        return True
+STATE = {"kinds": ["state"]}
 
 
-@dataclass
-class Movers:
-    """Makes a mover for each term, and remembers them."""
-
-    sim: Sim
-    refuses: int = 0
-    made: list[CopyMover] = field(default_factory=list)
-
-    def __call__(self, epoch: int, fleet: Fleet) -> CopyMover:
-        """Return the mover of a term."""
-        mover = CopyMover(self.sim, epoch, fleet, refuses=self.refuses)
-        self.made.append(mover)
-        return mover
-
-
-async def full_node(sim: Sim) -> tuple[str, str]:
-    """Start two nodes: `full` with two paused sandboxes at its limit, and an empty one.
+async def full_node(sim: Sim, snapshot: Any = STATE) -> tuple[str, str]:
+    """Start a node `full` with two paused sandboxes at its limit.
 
     Returns the uids of the experiment that rests and of the one that runs.
     """
@@ -97,7 +40,14 @@ async def full_node(sim: Sim) -> tuple[str, str]:
     await sim.until(lambda: watermark(sim, "full") == (60, 90), 20)
     await sim.clock.sleep(12)
     low = await submit(
-        sim, "low", taskClass="pausable", priority="low", replicas=2, cpu=4000, memory=6 * GIB
+        sim,
+        "low",
+        taskClass="pausable",
+        priority="low",
+        replicas=2,
+        cpu=4000,
+        memory=6 * GIB,
+        snapshot=snapshot,
     )
     await sim.until(lambda: copies(sim, low) == [(1, "running")] * 2, 30)
     high = await submit(
@@ -154,20 +104,22 @@ async def settled(sim: Sim, what: Callable[[], Any], seconds: float) -> None:
         await sim.clock.sleep(0.05)
 
 
-def test_what_rests_moves_and_goes_on_there(simulate: Callable[..., None]) -> None:
+def test_what_rests_moves_and_goes_on_there(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SCHED-04 to its end: both leave, with their next incarnation, and go on elsewhere."""
 
     async def scenario() -> None:
         async with Sim() as sim:
-            movers = Movers(sim)
-            sim.mover = movers
+            saving = Saving(sim)
+            saving.install(monkeypatch)
             low, high = await full_node(sim)
             await sim.add_node("empty", SMALL)
             await settled(sim, lambda: [one[0] for one in where(sim, low)] == ["empty"] * 2, 90)
             # each has CPU there, and the work that displaced them runs on where it was
             await settled(sim, lambda: where(sim, low) == [("empty", 2, "running")] * 2, 90)
             assert where(sim, high) == [("full", 1, "running")]
-            assert sorted(one.incarnation for one in movers.made[0].asked) == [2, 2]
+            assert len(saving.held) == 2
             moved = [row async for row in read(sim.objects, Question(kind="moved"))]
             assert {(one.body["node"], one.body["source"]) for one in moved} == {("empty", "full")}
             leader = sim.leader()
@@ -177,7 +129,7 @@ def test_what_rests_moves_and_goes_on_there(simulate: Callable[..., None]) -> No
             assert (status["ready"], status["roles"][0]["incarnations"]) == (2, 0)
             await sim.clock.sleep(120)
             assert where(sim, low) == [("empty", 2, "running")] * 2, "what has moved stays"
-            assert len(movers.made[0].asked) == 2
+            assert len(saving.held) == 2
 
     simulate(scenario)
 
@@ -189,7 +141,7 @@ def test_without_snapshots_the_plan_is_told_and_nothing_moves(
 
     async def scenario() -> None:
         async with Sim() as sim:
-            low, _ = await full_node(sim)
+            low, _ = await full_node(sim, None)
             await sim.add_node("empty", SMALL)
             await sim.clock.sleep(60)
             assert where(sim, low) == [("full", 1, "paused")] * 2
@@ -211,12 +163,14 @@ def test_without_snapshots_the_plan_is_told_and_nothing_moves(
     simulate(scenario)
 
 
-def test_a_move_that_fails_leaves_it_where_it_rests(simulate: Callable[..., None]) -> None:
+def test_a_move_that_fails_leaves_it_where_it_rests(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is lost: it goes on where it is, like all that rests."""
 
     async def scenario() -> None:
         async with Sim() as sim:
-            sim.mover = Movers(sim, refuses=100)
+            Saving(sim, refuses=100).install(monkeypatch)
             low, _ = await full_node(sim)
             await sim.add_node("empty", SMALL)
             await sim.clock.sleep(90)
@@ -229,17 +183,17 @@ def test_a_move_that_fails_leaves_it_where_it_rests(simulate: Callable[..., None
 
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.31, 0.4, 0.62, 0.95, 1.0, 1.2, 1.5, 2.0])
 def test_a_leader_killed_amid_a_move_leaves_one_copy(
-    simulate: Callable[..., None], after: float
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch, after: float
 ) -> None:
     """At any line: nothing runs twice, nothing is lost, and the next leader ends what was begun."""
 
     async def scenario() -> None:
         async with Sim() as sim:
-            movers = Movers(sim)
-            sim.mover = movers
+            saving = Saving(sim)
+            saving.install(monkeypatch)
             low, _ = await full_node(sim)
             await sim.add_node("empty", SMALL)
-            await settled(sim, lambda: any(one.asked for one in movers.made), 90)
+            await settled(sim, lambda: saving.held, 90)
             await sim.clock.sleep(after)
             first = sim.leader()
             assert first is not None
@@ -260,16 +214,18 @@ def test_a_leader_killed_amid_a_move_leaves_one_copy(
     simulate(scenario)
 
 
-def test_what_is_asked_for_meanwhile_comes_first(simulate: Callable[..., None]) -> None:
+def test_what_is_asked_for_meanwhile_comes_first(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task that is deleted amid a move is gone from both nodes."""
 
     async def scenario() -> None:
         async with Sim() as sim:
-            movers = Movers(sim)
-            sim.mover = movers
+            saving = Saving(sim)
+            saving.install(monkeypatch)
             low, _ = await full_node(sim)
             await sim.add_node("empty", SMALL)
-            await settled(sim, lambda: any(one.asked for one in movers.made), 90)
+            await settled(sim, lambda: saving.held, 90)
             await sim.client.delete("/v1/projects/lab/experiments/low")
             await settled(sim, lambda: where(sim, low) == [], 60)
             await sim.clock.sleep(60)

@@ -1,6 +1,5 @@
 """Compaction: what rests moves away from full nodes, once, and nothing that is reserved does."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from dsec.placement.compaction import (
     CompactionError,
     CompactionPolicy,
     Compactor,
-    Move,
-    Mover,
     Wanting,
 )
 from dsec.placement.engine import place
@@ -71,6 +68,9 @@ def test_both_paused_sandboxes_leave_one_free_block() -> None:
     for move in plan.moves:
         compactor.start(full.view, move, 0.0)
         assert full.view.room("full")["memory"] < free + 24 * GIB
+        compactor.land(full.view, move)
+        assert full.view.bookings()[move.id].node == "other"
+        assert full.view.room("full")["memory"] < free + 24 * GIB, "kept until it has arrived"
         compactor.end(full.view, move, ok=True)
     assert full.view.room("full")["memory"] == free + 24 * GIB
     on = full.view.bookings()
@@ -127,6 +127,7 @@ def test_case_karpenter_1019() -> None:
     (plan,) = full.plans(compactor, waiting)
     for move in plan.moves:
         compactor.start(full.view, move, 0.0)
+        compactor.land(full.view, move)
         compactor.end(full.view, move, ok=True)
     # now the other node is full, and the first has room again
     full.view.book(request("late", 1, 40), Decision("late", "other"))
@@ -138,24 +139,18 @@ def test_case_karpenter_1019() -> None:
 
 
 def test_a_move_that_fails_leaves_everything_as_it_was() -> None:
-    """The mover says so; the room on the target is free again. A second end changes nothing."""
-
-    class Snapshots:
-        async def move(self, move: Move) -> bool:
-            return move.id == "rest1"
-
+    """Before it counts there or after: the room there is free again. A second end does nothing."""
     full, compactor = Full("other"), Compactor(CompactionPolicy())
-    mover: Mover = Snapshots()
     (plan,) = full.plans(compactor)
     before = full.view.digest()
-    compactor.start(full.view, plan.moves[0], 0.0)
-    assert full.plans(compactor) == [] or "rest0" not in {
-        move.id for one in full.plans(compactor) for move in one.moves
-    }
-    ok = asyncio.run(mover.move(plan.moves[0]))
-    compactor.end(full.view, plan.moves[0], ok=ok)
-    compactor.end(full.view, plan.moves[0], ok=True)
-    assert full.view.digest() == before
+    for lands in (False, True):
+        compactor.start(full.view, plan.moves[0], 0.0)
+        assert "rest0" not in {move.id for one in full.plans(compactor) for move in one.moves}
+        if lands:
+            compactor.land(full.view, plan.moves[0])
+        compactor.end(full.view, plan.moves[0], ok=False)
+        compactor.end(full.view, plan.moves[0], ok=True)
+        assert full.view.digest() == before
     again = compactor.policy.again_after_s
     for now, ids in ((again - 1, {"rest1"}), (again, {"rest0", "rest1"})):
         assert {move.id for one in full.plans(compactor, now=now) for move in one.moves} == ids
@@ -181,3 +176,18 @@ def test_bad_policies_are_refused_by_name() -> None:
 def test_an_empty_cluster_has_nothing_to_move() -> None:
     """No nodes, no plans."""
     assert Compactor(CompactionPolicy()).plans(ClusterView(), Ledger(), [], 0.0) == []
+
+
+def test_a_move_that_an_earlier_leader_began_is_followed() -> None:
+    """Its target counts already: the room on the source is held until it has arrived."""
+    full, compactor = Full("other"), Compactor(CompactionPolicy())
+    (plan,) = full.plans(compactor)
+    move, free = plan.moves[0], full.view.room("full")["memory"]
+    request = full.view.bookings()[move.id].request
+    full.view.release(move.id)
+    full.view.book(request, move.decision)
+    compactor.adopt(full.view, move, Decision(move.id, "full"), 0.0)
+    assert full.view.room("full")["memory"] == free
+    compactor.end(full.view, move, ok=False)
+    assert full.view.bookings()[move.id].node == "full"
+    assert move.kept not in full.view.bookings()

@@ -59,6 +59,7 @@ def test_sched_04_reaching_the_limit_moves_what_rests() -> None:
     (plan,) = machines.plans(compactor)
     for move in plan.moves:
         compactor.start(machines.view, move, 0.0)
+        compactor.land(machines.view, move)
         compactor.end(machines.view, move, ok=True)
     assert machines.view.room("full")["memory"] - before == 40 * GIB
     assert {machines.view.bookings()[name].node for name in ("rest0", "rest1")} == {"other"}
@@ -100,5 +101,6 @@ def test_w_17_a_large_task_binds_in_the_block() -> None:
     for plan in machines.plans(compactor):
         for move in plan.moves:
             compactor.start(machines.view, move, 0.0)
+            compactor.land(machines.view, move)
             compactor.end(machines.view, move, ok=True)
     assert one(machines.view, large).node == "full"

@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, Field, field_validator
 from dsec.api.base import WireModel
 from dsec.api.meta import MAX_INT
 from dsec.api.sandbox import IsolationLevel, Resources, SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.snapshot import RestoreFrom, SnapshotPlan
 
 PROTOCOL = 1
 """Version of the wire messages; a server serves agents of this version and its two neighbours."""
@@ -241,6 +242,8 @@ class KeyedCreate(WireModel):
     max_run_seconds: float | None = Field(default=None, gt=0)
     isolation: IsolationLevel = IsolationLevel.CONTAINER
     labels: dict[str, str] = {}
+    snapshot: SnapshotPlan | None = Field(default=None, description="What is saved of it, when.")
+    restore: RestoreFrom | None = Field(default=None, description="What it starts from.")
 
     @field_validator("resources")
     @classmethod

@@ -6,9 +6,8 @@ end is kept.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from types import MappingProxyType
 
 import structlog
 
@@ -22,7 +21,6 @@ from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.journal.results import DIRECT, write_results
 from dsec.journal.testimony import told_ends
-from dsec.placement.compaction import Move
 from dsec.world.agents import NodeMemory
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore
@@ -57,13 +55,13 @@ class Collector:
         history: HistoryWriter,
         *,
         changed: Callable[[Sequence[Binding]], None],
-        moving: Mapping[str, Move] = MappingProxyType({}),
+        unarrived: Callable[[SandboxStatus], bool] = lambda _status: False,
     ) -> None:
         """`changed` is told of every binding whose state moved.
 
-        `moving`: sandboxes on their way to another node, by id: their copy there is not fenced.
+        `unarrived(status)`: whether an end is that of a move, which is taken back: not recorded.
         """
-        self._moving = moving
+        self._unarrived = unarrived
         self._log = bind_log
         self._objects = objects
         self._clock = clock
@@ -86,10 +84,12 @@ class Collector:
             binding = state.by_id.get(sandbox)
             effective = binding is not None and binding.live and binding.node == node
             if status.state is SandboxState.ENDED:
-                finished.append(sandbox)
                 if effective and binding is not None and not _older(status, binding):
+                    if self._unarrived(status):
+                        continue
                     ended.append(_owned(status, binding))
-            elif sandbox in self._moving and self._moving[sandbox].target == node:
+                finished.append(sandbox)
+            elif _kept(binding, status, node):
                 continue
             elif effective and binding is not None:
                 moved.append(binding)
@@ -98,24 +98,27 @@ class Collector:
                 dispatcher.stop(node, sandbox, EndReason.FENCED, message)
                 log.warning("fencing a copy", sandbox=sandbox, node=node)
         dispatcher.confirm(node, [binding.id for binding in moved])
-        if answer.full:
-            ended += [
-                closed_status(
-                    state.by_id[sandbox],
-                    EndReason.NODE_LOST,
-                    "the agent came back and does not know it any more",
-                    self._clock,
-                )
-                for sandbox in dispatcher.lost(
-                    node, (one.identity.id for one in answer.sandboxes), asked=memory.asked
-                )
-            ]
+        ended += self._forgotten(memory, answer, dispatcher)
         await self.end(ended)
         if finished:
             dispatcher.acknowledge(node, finished)
         dispatcher.wake(node)
         if moved:
             self._changed(moved)
+
+    def _forgotten(
+        self, memory: NodeMemory, answer: NodeState, dispatcher: Dispatcher
+    ) -> list[SandboxStatus]:
+        """Return the ends of what a restarted agent does not know any more."""
+        if not answer.full:
+            return []
+        present = (one.identity.id for one in answer.sandboxes)
+        message = "the agent came back and does not know it any more"
+        gone = [
+            closed_status(self._log.state.by_id[sandbox], EndReason.NODE_LOST, message, self._clock)
+            for sandbox in dispatcher.lost(memory.name, present, asked=memory.asked)
+        ]
+        return [status for status in gone if not self._unarrived(status)]
 
     async def end(self, statuses: Sequence[SandboxStatus]) -> None:
         """Record ends durably. Raises FencedError, ObjectStoreError."""
@@ -182,7 +185,12 @@ class Collector:
             await self._clock.sleep(SWEEP_SECONDS)
             for node in self._log.state.nodes():
                 silent = fleet.silent_for(node)
-                lost = [b for b in self._log.state.on_node(node) if silent > b.patience]
+                lost = [
+                    b
+                    for b in self._log.state.on_node(node)
+                    # a move to a node that is lost is taken back
+                    if silent > b.patience and b.kept is None
+                ]
                 if not lost:
                     continue
                 log.warning("node given up", node=node, silent=round(silent), sandboxes=len(lost))
@@ -229,6 +237,17 @@ def _owned(status: SandboxStatus, binding: Binding) -> SandboxStatus:
         end = end.model_copy(update={"archive": archive})
     update = {"identity": identity, "node": binding.node, "end": end}
     return status.model_copy(update=update)
+
+
+def _kept(binding: Binding | None, status: SandboxStatus, node: str) -> bool:
+    """Return whether a copy is what a move under way leaves behind until the other one runs."""
+    return (
+        binding is not None
+        and binding.live
+        and binding.kept is not None
+        and binding.kept.node == node
+        and binding.kept.incarnation == status.identity.incarnation
+    )
 
 
 def _older(status: SandboxStatus, binding: Binding) -> bool:

@@ -15,8 +15,10 @@ from types import MappingProxyType
 import structlog
 
 from dsec.api.decisions import DecisionRecord
+from dsec.api.lineage import lineage_of
 from dsec.api.reasons import PendingReason
 from dsec.api.sandbox import SandboxState
+from dsec.api.snapshot import RestoreFrom
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
 from dsec.controllers.dispatch import Dispatcher
@@ -26,6 +28,7 @@ from dsec.controllers.isolating import Isolating
 from dsec.controllers.planner import Planner
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.rounds import Rounds
+from dsec.controllers.specs import movable
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.decisions import add_decision
@@ -298,7 +301,9 @@ class Placer:
                 if known is not None:
                     if not replaceable(known) or known.body_hash != want.body_hash:
                         continue
-                    want.spec.identity.incarnation = known.spec.identity.incarnation + 1
+                    want.spec.identity.incarnation = known.next_incarnation
+                    if movable(known.spec) and want.spec.restore is None:
+                        want.spec.restore = RestoreFrom(lineage=lineage_of(known.spec.identity))
                     want.behind = known.behind
                 want.order = order
                 order += 1

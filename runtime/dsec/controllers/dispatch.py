@@ -71,6 +71,7 @@ class Dispatcher:
         self._confirmed: dict[str, tuple[str, float]] = {}
         self._stops: dict[str, dict[str, tuple[EndReason, str]]] = {}
         self._turns: dict[str, dict[str, tuple[bool, str]]] = {}
+        self._ending: set[tuple[str, str]] = set()
         self._acks: dict[str, set[str]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._wakes: dict[str, asyncio.Event] = {}
@@ -138,6 +139,10 @@ class Dispatcher:
     def stopping(self, node: str, sandbox: str) -> bool:
         """Return whether a stop still waits to be taken."""
         return sandbox in self._stops.get(node, {})
+
+    def ending(self, node: str, sandbox: str) -> bool:
+        """Return whether the end of a copy was asked for in this term, taken or not."""
+        return (node, sandbox) in self._ending or self.stopping(node, sandbox)
 
     def acknowledge(self, node: str, ids: Iterable[str]) -> None:
         """Tell an agent that ends are recorded; repeated until it has taken it."""
@@ -284,6 +289,7 @@ class Dispatcher:
             await watch.client.stop(call)
         for sandbox in ids:
             stops.pop(sandbox, None)
+        self._ending.update((node, sandbox) for sandbox in ids)
         await self._tell()
         return True
 
@@ -320,7 +326,9 @@ class Dispatcher:
         watch.memory.forget(ids)
         acks.difference_update(ids)
         for sandbox in ids:
-            self._confirmed.pop(sandbox, None)
+            self._ending.discard((node, sandbox))
+            if self.confirmed(sandbox, node):
+                del self._confirmed[sandbox]
         return True
 
 

@@ -108,7 +108,8 @@ class Displacer:
     def held(self) -> set[str]:
         """Ids of waiting work whose room is held, and of what holds room for a move."""
         held = {one.id for under in self._under.plans.values() for one in under.plan.decisions}
-        return held | {move.held for move in self._moving.values()}
+        moves = self._moving.values()
+        return held | {move.held for move in moves} | {move.kept for move in moves}
 
     def at_rest(self, sandbox: str) -> bool:
         """Return whether nobody asks a paused sandbox to go on or to end."""
@@ -119,8 +120,9 @@ class Displacer:
         return now - self._waits.get(key_of(binding), now)
 
     def counted_paused(self, seen: Seen) -> frozenset[str]:
-        """Return who counts as paused: not those that have just been told to go on."""
-        return seen.paused - self._resuming.keys()
+        """Return who counts as paused: not who was just told to go on, or is still for a move."""
+        still = {id_ for id_, move in self._moving.items() if not move.rested}
+        return seen.paused - self._resuming.keys() - still
 
     def concerns(self, ids: Iterable[str]) -> bool:
         """Return whether news of these may let somebody start, or go on."""

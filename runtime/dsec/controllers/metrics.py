@@ -45,7 +45,7 @@ def text(controller: Controller) -> bytes:
             "Paused sandboxes of this term that left a full node.",
             registry=registry,
         )
-        moved.inc(term.compacting.moved)
+        moved.inc(term.mover.moved)
         for name, about, counts in (
             ("warned", "Sandboxes that the reaper has warned about.", term.reaper.warned),
             ("caught", "Sandboxes that the reaper has ended.", term.reaper.caught),

@@ -96,7 +96,7 @@ class Nodes:
             return None
         if words and old is not None and old.message == words:
             return None
-        moves = self.compacting.moves
+        moves = self.compacting.moves(node.metadata.name)
         reason = RecordReason.MOVING if moves else RecordReason.NEEDS_SNAPSHOTS
         if not words:
             reason = RecordReason.NOTHING_TO_MOVE

@@ -39,7 +39,7 @@ class Slot:
     @property
     def incarnation(self) -> int:
         """The number of the next copy."""
-        return self.last.spec.identity.incarnation + 1 if self.last else 1
+        return self.last.next_incarnation if self.last else 1
 
     @property
     def shunned(self) -> list[str]:

@@ -11,6 +11,7 @@ from dsec.api.experiment import (
     RestartPolicy,
     Role,
 )
+from dsec.api.lineage import lineage_of
 from dsec.api.reasons import EndReason
 from dsec.api.records import Experiment
 from dsec.api.sandbox import GpuMode, Identity, IsolationLevel, Mount, Resources, SandboxSpec
@@ -50,11 +51,6 @@ def replica_resources(role: Role) -> Resources:
     )
 
 
-def lineage_of(uid: str, role: str, index: int) -> str:
-    """Return whose snapshots those of a replica are, over all its sandboxes."""
-    return f"exp/{uid}/{role}/{index}"
-
-
 def snapshot_plan(spec: ExperimentSpec) -> SnapshotPlan | None:
     """Return what agents save of each replica of a resolved experiment; None: nothing."""
     policy = spec.snapshot
@@ -72,7 +68,13 @@ def snapshot_plan(spec: ExperimentSpec) -> SnapshotPlan | None:
 
 def movable(spec: SandboxSpec) -> bool:
     """Return whether a sandbox can go on elsewhere: what it saves can be restored there."""
-    return spec.snapshot is not None and not STORED.isdisjoint(spec.snapshot.kinds)
+    return moved_as(spec) is not None
+
+
+def moved_as(spec: SandboxSpec) -> SnapshotKind | None:
+    """Return the kind of snapshot that a sandbox moves by (CONF-05: disk or state); None: none."""
+    kinds = spec.snapshot.kinds if spec.snapshot is not None else []
+    return next((one for one in (SnapshotKind.DISK, SnapshotKind.STATE) if one in kinds), None)
 
 
 def restore_of(
@@ -90,9 +92,8 @@ def restore_of(
     by_policy = role.restart_policy is RestartPolicy.CHECKPOINT
     if last.reason is EndReason.COMPLETED or not (moved or by_policy):
         return None
-    identity = last.spec.identity
     return RestoreFrom(
-        lineage=lineage_of(identity.experiment_uid, identity.role, identity.index),
+        lineage=lineage_of(last.spec.identity),
         # its owner has asked for another image since
         any_image=not _same_image(image, last.spec.image),
     )

@@ -12,6 +12,7 @@ import structlog
 
 from dsec.api.internal import CreatesCall, EndCall, EndOutcome
 from dsec.api.reasons import EndReason
+from dsec.api.sandbox import SandboxStatus
 from dsec.api.wire import KeyedAnswers, NodeState
 from dsec.controllers.accountant import accountant
 from dsec.controllers.buyer import buyer
@@ -26,6 +27,7 @@ from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
+from dsec.controllers.mover import Mover
 from dsec.controllers.nodes import NodePools, Nodes, Traits
 from dsec.controllers.outside import World
 from dsec.controllers.reaper import Reaper
@@ -87,7 +89,7 @@ class Term:
             clock,
             history,
             changed=self._changed,
-            moving=compactor.moving,
+            unarrived=self._unarrived,
         )
         self.leasing = Leasing(bind_log, world.objects, clock)
         self.dispatcher = Dispatcher(
@@ -124,14 +126,21 @@ class Term:
             mine=self.leasing.mine,
             moving=compactor.moving,
         )
-        self.compacting = Compacting(
+        self.mover = Mover(
             compactor,
-            world.mover(bind_log.epoch, self.fleet) if world.mover is not None else None,
             placer=self.placer,
             dispatcher=self.dispatcher,
             fleet=self.fleet,
             bind_log=bind_log,
             history=history,
+            clock=clock,
+            changed=self._changed,
+        )
+        self.compacting = Compacting(
+            compactor,
+            self.mover,
+            placer=self.placer,
+            bind_log=bind_log,
             clock=clock,
             changed=self._changed,
         )
@@ -266,6 +275,7 @@ class Term:
             once.synced(self.experiments.sweep),
             self.collector.sweep(self.fleet, self.dispatcher),
             once.synced(self.compacting.run),
+            once.heard(self.mover.run),
             once.synced(self.accountant.run),
             once.heard(self.reaper.run),
             once.heard(self.buyer.run, counted=True),
@@ -316,7 +326,11 @@ class Term:
         await self.collector.take(memory, state, self.dispatcher)
 
     def _refused(self, sandbox: str, node: str, reason: str) -> None:
-        self.placer.refused(sandbox, node, reason)
+        if not self.mover.refused(sandbox, node, reason):
+            self.placer.refused(sandbox, node, reason)
+
+    def _unarrived(self, status: SandboxStatus) -> bool:
+        return self.mover.unarrived(status)
 
     def _unturned(self, sandbox: str, why: str) -> None:
         self.placer.displacer.turned_down(sandbox, why)

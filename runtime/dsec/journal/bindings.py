@@ -16,6 +16,7 @@ from dsec.api.base import WireModel
 from dsec.api.experiment import TaskClass
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec
+from dsec.api.snapshot import RestoreFrom
 
 KEEP_KEYS = timedelta(hours=24)
 """How long the key of an ended direct create still answers with its sandbox."""
@@ -53,8 +54,17 @@ class Needs(WireModel):
     )
 
 
+class Kept(WireModel):
+    """The copy that a move leaves at rest on its node, until the one that counts runs."""
+
+    node: str
+    devices: list[str] = Field(default_factory=list)
+    cpus: list[int] = Field(default_factory=list)
+    incarnation: int
+
+
 class Binding(WireModel):
-    """One sandbox under its key. `node` is empty while it waits for room."""
+    """One sandbox under its key. `node` is empty while it waits for room, or hibernates."""
 
     tenant: str
     key: str
@@ -76,6 +86,16 @@ class Binding(WireModel):
         description="Tenant/key of the work that it leaves for, has left for, or waits behind.",
     )
     patience: float = Field(default=PATIENCE, description="Seconds of silence until given up.")
+    kept: Kept | None = Field(default=None, description="A move to its node is under way.")
+    asleep: str = Field(
+        default="", description="It has no node and asks for none, until it is woken: by whom."
+    )
+    highest: int = Field(default=0, description="Highest incarnation that a move has used.")
+
+    @property
+    def next_incarnation(self) -> int:
+        """The number of a copy that is none of those before."""
+        return max(self.highest, self.spec.identity.incarnation) + 1
 
     @property
     def live(self) -> bool:
@@ -87,9 +107,9 @@ class Row(WireModel):
     """One entry of a segment.
 
     kinds: `want` (a key has an id, no node yet), `bind` (a key has an id and a node; again for the
-    same id: another node, or the same one, which it has to leave), `end` (with typed reason and
-    the object holding the final status), `forget` (an experiment is gone: its ended bindings may
-    be dropped).
+    same id: another node, or none, or the same one, which it has to leave), `end` (with typed
+    reason and the object holding the final status), `forget` (an experiment is gone: its ended
+    bindings may be dropped).
     """
 
     kind: str = Field(pattern="^(want|bind|end|forget)$")
@@ -106,6 +126,14 @@ class Row(WireModel):
     result: str = ""
     experiment_uid: str = ""
     behind: str = Field(default="", description="With `bind`: it has to leave its node for this.")
+    kept: Kept | None = Field(default=None, description="With `bind`: what a move leaves behind.")
+    settled: bool = Field(
+        default=False, description="With `bind` to its node: the move to it is over."
+    )
+    restore: RestoreFrom | None = Field(
+        default=None, description="With `bind`: what the copy starts from; unset: as before."
+    )
+    asleep: str = Field(default="", description="With `bind` to no node: it hibernates.")
 
 
 class Bindings:
@@ -146,7 +174,7 @@ class Bindings:
         return set(self._by_experiment)
 
     def waiting(self) -> list[Binding]:
-        """Return what has no node yet, in order of arrival."""
+        """Return what asks for a node, in order of arrival."""
         return [self.by_id[i] for i in self._waiting]
 
     @property
@@ -245,7 +273,7 @@ class Bindings:
         if binding.node:
             self._bound[binding.id] = binding
             self._by_node.setdefault(binding.node, {})[binding.id] = None
-        else:
+        elif not binding.asleep:
             self._waiting[binding.id] = None
 
     def _unplace(self, binding: Binding) -> None:
@@ -262,14 +290,21 @@ class Bindings:
         if binding is None or binding.ended_at is not None:
             return
         binding.behind = row.behind
-        if row.node == binding.node:
+        if row.node == binding.node and row.node:
+            if row.settled:
+                binding.kept = None
+                self._touch(binding.id)
             return
         self._unplace(binding)
-        binding.node = row.node
+        binding.node, binding.kept, binding.asleep = row.node, row.kept, row.asleep
         binding.bound_at = row.at if row.node else None
         binding.spec.devices, binding.spec.cpus = row.devices, row.cpus
         if row.incarnation:
-            binding.spec.identity.incarnation = row.incarnation
+            identity = binding.spec.identity
+            binding.highest = max(binding.highest, identity.incarnation, row.incarnation)
+            identity.incarnation = row.incarnation
+        if row.restore is not None:
+            binding.spec.restore = row.restore
         self._place(binding)
 
     def _end(self, row: Row) -> None:

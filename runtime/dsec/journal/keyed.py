@@ -49,7 +49,9 @@ def keyed_binding(
 
     `image` is what the sandbox uses; a repeat of the key is known by what was asked.
     """
-    body = create.model_dump_json(exclude={"key"})
+    # what the version before did not know must not change what a repeat is known by
+    unsaid = {name for name in ("snapshot", "restore") if getattr(create, name) is None}
+    body = create.model_dump_json(exclude={"key", *unsaid})
     where = (project, tenant, image, tuple(rights.pools))
     alone = create.item is not None or create.stdin is not None
     made = _made(create, body, *where) if alone else _again(body, *where)
@@ -91,6 +93,8 @@ def _made(  # noqa: PLR0917 - what makes a binding what it is
             stdin=create.stdin,
             item=create.item,
             max_run_seconds=create.max_run_seconds,
+            snapshot=create.snapshot,
+            restore=create.restore,
         ),
         at=datetime.min.replace(tzinfo=UTC),
         needs=Needs(

@@ -10,17 +10,17 @@ among nodes below their safe watermark, with the CPU that it needs to go on, and
 afterwards. What has moved stays: it moves again only when the demand has changed and
 `again_after_s` has passed, so that two nodes never hand it back and forth.
 
-Moving needs snapshots; whoever can do it is a `Mover`. While it moves, its room is booked on both
-nodes:
+Moving needs snapshots. While something moves, for this reason or another, its room is booked on
+both nodes:
 
     plans = compactor.plans(view, ledger, waiting, now)
-    compactor.start(view, move, now)
-    compactor.end(view, move, ok=await mover.move(move))
+    compactor.start(view, move, now)       # the source counts, room is kept on the target
+    compactor.land(view, move)             # the target counts, room is kept on the source
+    compactor.end(view, move, ok=True)     # False: it stays where it was
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from dsec.placement.accounts import total
 from dsec.placement.asked import Asked
@@ -75,13 +75,15 @@ class Wanting:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One paused sandbox to another node, with the devices that it will have there."""
+    """One sandbox to another node, with the devices that it will have there."""
 
     id: str
     source: str
     decision: Decision
     incarnation: int = 0
     """Of the copy on the target, once the move is carried out; 0 in a plan."""
+    rested: bool = True
+    """It was paused before: it computes nothing on either node until it goes on."""
 
     @property
     def target(self) -> str:
@@ -90,8 +92,13 @@ class Move:
 
     @property
     def held(self) -> str:
-        """Id of the booking that keeps its room on the target."""
+        """Id of the booking that keeps its room on the target while the source counts."""
         return f"{self.id}@{self.target}"
+
+    @property
+    def kept(self) -> str:
+        """Id of the booking that keeps its room on the source once the target counts."""
+        return f"{self.id}@{self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +114,14 @@ class Compaction:
     stays: tuple[str, ...] = ()
 
 
-class Mover(Protocol):
-    """What moves a paused sandbox: its snapshot to the target, where it rests again."""
-
-    async def move(self, move: Move) -> bool:
-        """Let a copy rest on the target; True: it does, with the incarnation of the move.
-
-        The source is not touched: the caller decides which copy counts, and ends the other.
-        Idempotent. What fails is False, whatever is left on the target.
-        """
-
-
 class Compactor:
     """Finds moves and remembers what has moved; lost in a crash, it may move something again."""
 
     def __init__(self, policy: CompactionPolicy, place: Place = what_if) -> None:
         self.policy = policy
         self.place = place
+        self.can_move: Callable[[str], bool] = lambda _id: True
+        """Whether something can go on elsewhere: a plan says so of what cannot, too."""
         self.moving: dict[str, Move] = {}
         self._moved: dict[str, tuple[float, frozenset[str]]] = {}
         self._demand: frozenset[str] = frozenset()
@@ -151,25 +149,58 @@ class Compactor:
 
     def start(self, view: ClusterView, move: Move, now: float) -> None:
         """Book the room on the target besides that on the source. Raises OverCapacityError."""
-        asked = _there(view.bookings()[move.id].request, move)
+        asked = _there(view.bookings()[move.id].request, move.held)
         view.book(asked, move.decision._replace(id=asked.id))
-        view.pause(asked.id)
+        if move.rested:
+            view.pause(asked.id)
         self.moving[move.id] = move
         self._moved[move.id] = (now, self._demand)
+
+    def adopt(self, view: ClusterView, move: Move, source: Decision | None, now: float) -> None:
+        """Take over a move whose target counts already, begun by another leader."""
+        booking = view.bookings().get(move.id)
+        if booking is not None and source is not None and source.node in view.nodes:
+            asked = _there(booking.request, move.kept)
+            view.book(asked, source._replace(id=asked.id), force=True)
+        self.moving[move.id] = move
+        self._moved[move.id] = (now, self._demand)
+
+    def land(self, view: ClusterView, move: Move) -> None:
+        """Take note that the copy on the target counts: the room on the source is kept now."""
+        booking = view.bookings().get(move.id)
+        view.release(move.held)
+        if booking is None or booking.node != move.source:
+            return  # the books were made anew meanwhile, and have read what is recorded
+        source = Decision(move.id, booking.node, booking.devices, cpus=booking.cpus)
+        view.release(move.id)
+        view.book(booking.request, move.decision, force=True)
+        asked = _there(booking.request, move.kept)
+        view.book(asked, source._replace(id=asked.id), force=True)
+        if move.rested:
+            view.pause(move.id)
+            view.pause(asked.id)
 
     def end(self, view: ClusterView, move: Move, *, ok: bool) -> None:
         """Give up the room on the node that it is not on. Idempotent."""
         if self.moving.pop(move.id, None) is None:
             return
-        booking = view.bookings().get(move.id)
         view.release(move.held)
+        kept, here = view.bookings().get(move.kept), view.bookings().get(move.id)
+        view.release(move.kept)
+        if not ok and kept is not None and here is not None and here.node == move.target:
+            source = Decision(move.id, kept.node, kept.devices, cpus=kept.cpus)
+            view.release(move.id)
+            view.book(here.request, source, force=True)
+            if move.rested:
+                view.pause(move.id)
         if not ok:
             # nobody has it twice; it is tried again after a while, whatever the demand
             self._moved[move.id] = (self._moved[move.id][0], frozenset({move.held}))
-        if ok and booking is not None:
-            view.release(move.id)
-            view.book(booking.request, move.decision)
-            view.pause(move.id)
+
+    def settled(self, sandbox: str, now: float) -> bool:
+        """Return whether it has moved, or failed to, too lately to move again."""
+        at, demand = self._moved.get(sandbox, (None, frozenset()))
+        return at is not None and (demand == self._demand or now - at < self.policy.again_after_s)
 
     def _triggered(self, waiting: Sequence[Wanting]) -> bool:
         if self.policy.trigger == "auto-at-limit":
@@ -197,19 +228,17 @@ class Compactor:
         return Compaction(node, tuple(moves), block, tuple(stays))
 
     def _movable(self, view: ClusterView, ledger: Ledger, node: str, now: float) -> Iterable[str]:
-        """Return what may move, largest first: few moves, a large block."""
+        """Return what may move, first what can, largest first: few moves, a large block."""
         found = []
         for id_ in view.on(node):
             entry = ledger.entries.get(id_)
             if entry is None or not view.bookings()[id_].paused or not consents(entry):
                 continue
-            at, demand = self._moved.get(id_, (None, frozenset()))
-            settled = at is not None and (
-                demand == self._demand or now - at < self.policy.again_after_s
-            )
-            if id_ not in self.moving and not settled:
-                found.append((-Asked.of(view.bookings()[id_].request).memory, id_))
-        return [id_ for _, id_ in sorted(found)]
+            if id_ in self.moving or self.settled(id_, now):
+                continue
+            memory = Asked.of(view.bookings()[id_].request).memory
+            found.append((not self.can_move(id_), -memory, id_))
+        return [id_ for *_, id_ in sorted(found)]
 
     def _elsewhere(self, trial: ClusterView, id_: str, node: str) -> Move | None:
         request = trial.bookings()[id_].request
@@ -233,5 +262,5 @@ class Compactor:
         return None
 
 
-def _there(request: Request, move: Move) -> Request:
-    return replace(request, id=move.held, gang="", near="", spread="")
+def _there(request: Request, id_: str) -> Request:
+    return replace(request, id=id_, gang="", near="", spread="")

@@ -15,6 +15,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from dsec.api.sandbox import SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.snapshot import SnapshotAnswer, SnapshotCall
 from dsec.api.wire import (
     AckCall,
     CreateAnswer,
@@ -35,6 +36,8 @@ from dsec.world.network import Network
 
 CALL_SECONDS = 10.0
 """Limit of one call; an agent that accepts a batch writes one group commit first."""
+SNAPSHOT_SECONDS = 900.0
+"""Limit of one snapshot: state of 50 GB takes about 90 s, and its turn may have to come first."""
 POLL_WAIT = 20.0
 """Seconds that an agent holds a poll without news; a silent agent is noticed after this plus
 POLL_MARGIN at the latest, an unreachable one at once."""
@@ -120,6 +123,15 @@ class AgentClient:
     async def resume(self, epoch: int, sandbox: str) -> None:
         """Thaw a sandbox; idempotent. Raises AgentRefusedError, `capacity` without CPU for it."""
         await self._post(EpochCall, f"sandboxes/{sandbox}/resume", EpochCall(epoch=epoch))
+
+    async def snapshot(
+        self, sandbox: str, call: SnapshotCall, *, seconds: float = SNAPSHOT_SECONDS
+    ) -> SnapshotAnswer:
+        """Save a sandbox now; the answer comes once it is stored.
+
+        Raises AgentRefusedError where it cannot be saved; it then runs, or rests, as before.
+        """
+        return await self._post(SnapshotAnswer, f"sandboxes/{sandbox}/snapshot", call, seconds)
 
     async def acknowledge(self, epoch: int, ids: list[str]) -> None:
         """Say that these ends are durably recorded; idempotent."""

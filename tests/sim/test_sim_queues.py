@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from dsec.controllers.experiments import QUEUES_SECONDS
 from dsec.gateway import queues
+from dsec.journal.queuelog import QueueLog, folder
 from sim_world import Sim
 
 EXPERIMENT = """
@@ -81,6 +83,15 @@ async def dead_worker() -> None:
         await sim.client.delete("/v1/projects/lab/experiments/rollouts")
         while await sim.objects.list("queues/"):
             await sim.clock.sleep(0.5)
+        # a put that was under way meanwhile leaves a queue that nobody has
+        late = QueueLog(
+            sim.objects, folder("lab", "uid", "late"), sim.clock, writer="g", ended=lambda _: False
+        )
+        await late.do(lambda queue, now: (queue.put(now, [("a", "x")]), None))
+        gone = sim.clock.monotonic() + 3 * QUEUES_SECONDS
+        while await sim.objects.list("queues/"):
+            assert sim.clock.monotonic() < gone
+            await sim.clock.sleep(60.0)
 
 
 async def waits() -> None:

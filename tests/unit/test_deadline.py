@@ -131,6 +131,40 @@ def test_a_broken_file_ends_the_node(tmp_path: Path, content: bytes) -> None:
     assert overdue(_node(tmp_path, Clocks()), T)
 
 
+def test_a_full_disk_neither_saves_a_node_nor_ends_it_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot nothing can be written: the time of this boot counts, whatever the clock."""
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise StateError(f"{path}: No space left on device")
+
+    clocks = Clocks()
+    first = _node(tmp_path, clocks)
+    first.start(T + timedelta(seconds=600))
+    clocks.go(200)
+    first.note()
+    monkeypatch.setattr("dsec.agent.deadline.replace_durably", full)
+    assert not overdue(_node(tmp_path, clocks), None), "the same boot: nothing is written"
+    clocks.boot = 5.0
+    with pytest.raises(StateError, match="No space left"):
+        _node(tmp_path, clocks, "boot-2").start(None)
+    assert not overdue(_node(tmp_path, clocks, "boot-2"), None)
+    clocks.go(395 + GUARD_SECONDS)
+    assert overdue(_node(tmp_path, clocks, "boot-2"), None)
+    clocks.utc -= timedelta(days=300)
+    clocks.boot = 5.0
+    assert not overdue(_node(tmp_path, clocks, "boot-2"), None)
+    clocks.boot = 400 + GUARD_SECONDS
+    assert overdue(_node(tmp_path, clocks, "boot-2"), None)
+    # a new machine: what it was born with holds, and at most a day
+    fresh = _node(tmp_path / "new", clocks)
+    assert not overdue(fresh, T + timedelta(days=900))
+    clocks.boot = LONGEST_FIRST + GUARD_SECONDS
+    assert overdue(fresh, T + timedelta(days=900))
+    assert not overdue(fresh, None)
+
+
 def test_the_guard_lets_the_agent_go_first(tmp_path: Path) -> None:
     """A minute after the end the guard acts, with or without a file of the agent."""
     clocks = Clocks()

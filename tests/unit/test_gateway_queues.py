@@ -42,3 +42,15 @@ async def test_only_new_items_take_room(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ApiError, match="the queue holds 2 items of 100 bytes"):
         await put(("c", "z"))
     await put(("b", "y" * 20))
+
+
+async def test_an_experiment_that_is_being_deleted_takes_no_work() -> None:
+    """Its queues are removed: what is put now would be lost after it was answered for."""
+    record = {"metadata": {"name": "one", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    known = SimpleNamespace(get=lambda _: record)
+    gateway = SimpleNamespace(caches={"Experiment": known})
+    path = {"name": "one", "queue": "work"}
+    call: Any = SimpleNamespace(gateway=gateway, project="lab", request=None, path=path.get)
+    with pytest.raises(ApiError, match="experiment one is being deleted") as refused:
+        await queues.HANDLERS["put"](call)
+    assert (refused.value.status, refused.value.code) == (409, "conflict")

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from dsec.api.records import SandboxNodePool
-from dsec.api.scaling import Market
+from dsec.api.scaling import Market, PoolScaling
 from dsec.placement.compaction import Move
 from dsec.placement.request import Decision
 from dsec.rules import POOL_RULES, check
 from dsec.scaling.nodes.catalogue import offerings_of
 from dsec.scaling.nodes.dumps import Asking, FleetDump, replay
+from dsec.scaling.nodes.limits import Room
 from dsec.scaling.nodes.need import need
 from dsec.scaling.nodes.planning import plan
 from dsec.scaling.nodes.plans import (
@@ -260,6 +261,25 @@ def test_tokens_differ_by_what_was_carried_out_before() -> None:
     first, again = planned(state).buys[0], planned(state).buys[0]
     later = planned(replace(state, serial=1)).buys[0]
     assert first.token == again.token != later.token
+
+
+def test_a_limit_of_money_is_in_one_currency() -> None:
+    """What is priced in another is not bought under it, and says why; what runs is not added."""
+    euros = replace(offering("e16", 16, 64, price="1"), currency="EUR")
+    by = rules(PoolRules("cloud", max_cost_per_hour=Decimal(3)))
+    refused = planned(FleetState(NOW, pending=(pending(request("a")),), offerings=(euros,)), by)
+    assert not refused.buys
+    told = " ".join(refused_words(one) for one in refused.refusals)
+    assert "3 USD per hour, and cloud/east/east-1/e16/on-demand is priced in EUR" in told
+    state = FleetState(NOW, (fleet_node("n", euros),), offerings=(C16, euros))
+    room = Room(state, by)
+    assert room.left(C16) == (2, "pool cloud: 3 USD per hour")
+    room.take(C16, 1)
+    assert room.left(C16)[0] == 1
+    there = rules(PoolRules("cloud", max_cost_per_hour=Decimal(3), currency="EUR"))
+    assert Room(state, there).left(euros)[0] == 2
+    scaling = PoolScaling(supplier="aws", max_cost_per_hour="3", currency="EUR")
+    assert pool_rules("cloud", scaling).limits(NOW)[0].currency == "EUR"
 
 
 def test_the_pool_of_the_page_is_valid() -> None:

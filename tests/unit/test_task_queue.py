@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from dsec.journal.queuelog import QueueLog, QueueLogs, QueueReader, folder, names, remove
+from dsec.journal.queuelog import QueueLog, QueueLogs, QueueReader, folder, names, owners, remove
 from dsec.journal.taskqueue import REMEMBER, Row, TaskQueue
 from dsec.world.memory import MemoryObjects
 from dsec.world.objects import ObjectStoreError
@@ -193,6 +193,16 @@ async def test_queues_are_listed_and_removed_with_their_experiment() -> None:
     assert await names(objects, "lab", "uid-1") == []
 
 
+async def test_whoever_has_queues_is_known() -> None:
+    """Each experiment once, however many queues it has."""
+    objects, clock = MemoryObjects(), Time()
+    for project, uid, queue in (("lab", "u1", "a"), ("lab", "u1", "b"), ("other", "u2", "a")):
+        place = folder(project, uid, queue)
+        hand = QueueLog(objects, place, clock, writer="g", ended=lambda _: False)
+        await hand.do(lambda queue, now: (queue.put(now, [("a", "x")]), None))
+    assert await owners(objects) == {("lab", "u1"), ("other", "u2")}
+
+
 async def test_snapshots_keep_replay_short_and_say_the_same() -> None:
     """A reader that starts from a snapshot has the state of one that read every segment."""
     objects, clock = MemoryObjects(), Time()
@@ -232,6 +242,81 @@ async def test_a_large_queue_is_packed_beside_other_calls(
     await late.refresh()
     assert late.state.dump() == hand.state.dump()
     assert late.state.calls == hand.state.calls
+
+
+async def test_a_writer_that_stood_still_for_hours_writes_nothing_into_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others' segment of its number is long removed: its put is decided again, on what is now."""
+    monkeypatch.setattr("dsec.journal.queuelog.SNAPSHOT_EVERY", 2)
+    objects, clock = MemoryObjects(), Time()
+    late, other = logs(objects, clock, 2, set())
+
+    def putting(name: str, queue: TaskQueue, now: float) -> tuple[list[Row], int]:
+        return queue.put(now, [(name, "x")]), len(queue.items)
+
+    await late.do(partial(putting, "first"))
+    whole = objects.put_if_absent
+
+    async def frozen(key: str, data: bytes) -> str:
+        objects.put_if_absent = whole  # type: ignore[method-assign]
+        for n in range(8):
+            clock.at += 3000.0
+            await other.do(partial(putting, f"i{n}"))
+        assert not [info for info in await objects.list(PLACE + "log/") if info.key == key]
+        return await whole(key, data)
+
+    objects.put_if_absent = frozen  # type: ignore[method-assign]
+    assert await late.do(partial(putting, "late")) == 9
+    fresh = QueueReader(objects, PLACE, clock)
+    for reader in (fresh, other):
+        await reader.refresh()
+        assert list(reader.state.items) == ["first", *(f"i{n}" for n in range(8)), "late"]
+    # a store that only took long is no such case: nothing newer is there
+    (hand,) = logs(objects, clock, 1, set())
+    await hand.refresh()
+
+    async def slow(key: str, data: bytes) -> str:
+        clock.at += 7200.0
+        return await whole(key, data)
+
+    objects.put_if_absent = slow  # type: ignore[method-assign]
+    assert await hand.do(partial(putting, "slow")) == 10
+    await other.refresh()
+    assert (list(other.state.items)[-1], other.position) == ("slow", hand.position)
+
+
+@pytest.mark.parametrize("large", [1, 1 << 40])
+async def test_a_reader_without_bodies_counts_the_same(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """From a snapshot or from segments, on a thread or not: all but the bodies is there."""
+    monkeypatch.setattr("dsec.journal.queuelog.SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr("dsec.journal.queuelog.LARGE", large)
+    objects, clock = MemoryObjects(), Time()
+    (hand,) = logs(objects, clock, 1, set())
+    early = QueueReader(objects, PLACE, clock, bodies=False)
+    items = [(f'"items":[{n}', '","done":[[{]}"' + "é" * n) for n in range(9)]
+    await hand.do(lambda queue, now: (queue.put(now, items), None))
+    await early.refresh()
+    await hand.do(lambda queue, now: (queue.take(now, "t", 3, 60.0, "sb"), None))
+    done = [items[0][0], items[1][0]]
+    await hand.do(lambda queue, now: (queue.acknowledge(now, done), None))
+    await hand.do(lambda queue, now: (queue.take(now, "u", 2, 60.0, "sb"), None))
+    assert await objects.list(PLACE + "state/")
+    whole, late = (
+        QueueReader(objects, PLACE, clock),
+        QueueReader(objects, PLACE, clock, bodies=False),
+    )
+    for reader in (whole, early, late):
+        await reader.refresh()
+    assert whole.state.dump() == hand.state.dump()
+    bare = hand.state.dump()
+    for row in bare["items"]:
+        row[2] = ""
+    for reader in (early, late):
+        assert reader.state.dump() == bare
+        assert (reader.state.bytes, reader.state.depth) == (0, 4)
 
 
 async def test_a_gateway_holds_no_more_than_it_has_room_for(

@@ -89,6 +89,22 @@ class Deadline:
         self._keep(run_until, min(left_seconds, by_clock), revision)
         return True
 
+    def unkept(self, first: datetime | None) -> float | None:
+        """Return what `start` would leave, in seconds, without writing anything.
+
+        For a machine whose disk is full: what was kept in an earlier boot goes down with the time
+        since this one began, whatever the wall clock says. Raises StateError as `start` does where
+        the file cannot be read.
+        """
+        known, up = self._read(), self._clock.monotonic()
+        if known is not None and known.boot_id == self._boot_id:
+            return known.boot_end - up
+        until = first if known is None else known.run_until
+        if until is None:
+            return None
+        most = LONGEST_FIRST if known is None else known.left
+        return min(most - up, (until - self._clock.now()).total_seconds())
+
     def note(self) -> None:
         """Write how much is left, so that a reboot cannot win time. Raises StateError."""
         if self._kept is not None:
@@ -132,12 +148,19 @@ class Deadline:
 
 
 def overdue(deadline: Deadline, first: datetime | None) -> bool:
-    """Say whether the guard must end the node; also where its run-until cannot be read."""
+    """Say whether the guard must end the node; also where its run-until cannot be read.
+
+    Where it can be read and not written it holds all the same: a full disk neither saves a node
+    from its end nor ends it before.
+    """
     try:
         deadline.start(first)
+        left = deadline.left()
     except StateError:
-        return True
-    left = deadline.left()
+        try:
+            left = deadline.unkept(first)
+        except StateError:
+            return True
     return left is not None and left <= -GUARD_SECONDS
 
 

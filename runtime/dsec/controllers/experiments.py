@@ -41,7 +41,7 @@ from dsec.rules.model import Facts as Known
 from dsec.rules.verdict import judge
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
-from dsec.world.objects import ObjectStore
+from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import Record, RecordNotFoundError, Records, RecordsError
 
 FINALIZER = "dsec.dev/collect"
@@ -50,6 +50,8 @@ STATUS_SECONDS = 1.0
 """Least time between two status writes of one experiment: records have a low write rate."""
 STOP_REPEAT_SECONDS = 10.0
 SWEEP_SECONDS = 60.0
+QUEUES_SECONDS = 1800.0
+"""Between two looks for queues without an experiment; what two of them find is removed."""
 """How often experiments without a record are looked for."""
 
 log = structlog.get_logger()
@@ -152,12 +154,32 @@ class Experiments:
 
     async def sweep(self) -> None:
         """Look for experiments without a record again and again; the first time at once."""
+        clock, looked, alone = self.parts.clock, -QUEUES_SECONDS, set[tuple[str, str]]()
         while True:
             try:
                 await self.forsake()
+                if clock.monotonic() - looked >= QUEUES_SECONDS:
+                    looked = clock.monotonic()
+                    alone = await self._forsake_queues(alone)
             except RecordsError as problem:
                 log.warning("records are away", error=str(problem))
-            await self.parts.clock.sleep(SWEEP_SECONDS)
+            except ObjectStoreError as problem:
+                log.warning("queues without an experiment stay", error=str(problem))
+            await clock.sleep(SWEEP_SECONDS)
+
+    async def _forsake_queues(self, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Remove queues that had no experiment at the last look either; return today's others.
+
+        A put that was under way while its experiment was deleted leaves such a queue.
+        """
+        parts = self.parts
+        found = await queuelog.owners(parts.objects)
+        known = {record["metadata"]["uid"] for record in parts.experiments.all()}
+        alone = {(project, uid) for project, uid in found if uid not in known}
+        for project, uid in sorted(alone & before):
+            count = await queuelog.remove(parts.objects, project, uid)
+            log.info("queues without an experiment are removed", uid=uid, objects=count)
+        return alone - before
 
     async def _run(
         self, experiment: Experiment, resolved: Resolved, rights: TenantSpec

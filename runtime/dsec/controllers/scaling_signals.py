@@ -106,7 +106,7 @@ class ScalingSignals:
     def _reader(self, prefix: str) -> QueueReader:
         found = self._queues.pop(prefix, None)
         if found is None:
-            found = QueueReader(self._objects, prefix, self._clock)
+            found = QueueReader(self._objects, prefix, self._clock, bodies=False)
         keep(self._queues, prefix, found)
         return found
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -69,20 +69,25 @@ class Desk:
         return self.gateway.queues.log(folder(self.project, self.uid, self.queue))
 
 
-async def _uid(call: Call) -> str:
+async def _meta(call: Call) -> dict[str, Any]:
+    """Return what the experiment of a call is. Raises RecordNotFoundError."""
     name = dns_name(call.path("name"))
     record = call.gateway.caches["Experiment"].get((call.project, name))
     if record is None:
         record = await call.gateway.records.get("Experiment", name, call.project)
-    return str(record["metadata"]["uid"])
+    return dict(record["metadata"])
 
 
 def _for_users(act: Act) -> Callable[[Call], Awaitable[Response]]:
     """Return the handler of a user's call."""
 
     async def handler(call: Call) -> Response:
-        uid = await _uid(call)
-        return await act(Desk(call.gateway, call.request, call.project, uid, call.path("queue")))
+        meta = await _meta(call)
+        if act is put and meta.get("deletionTimestamp"):
+            # its queues are removed: what is put now would be lost, or left behind
+            raise ApiError(409, "conflict", f"experiment {meta['name']} is being deleted")
+        place = call.project, meta["uid"], call.path("queue")
+        return await act(Desk(call.gateway, call.request, *place))
 
     return handler
 
@@ -233,7 +238,7 @@ async def status(desk: Desk) -> Response:
 
 async def list_all(call: Call) -> Response:
     """Return the queues of an experiment in numbers."""
-    gateway, uid = call.gateway, await _uid(call)
+    gateway, uid = call.gateway, str((await _meta(call))["uid"])
     items = []
     for name in await names(gateway.objects, call.project, uid):
         log = gateway.queues.log(folder(call.project, uid, name))

@@ -27,7 +27,9 @@ MAX_OPEN = 1000
 MAX_HELD = 1 << 30
 """Queues that one process holds in memory, and bytes of their bodies."""
 LARGE = 1 << 20
-"""Bytes of a state from which on a thread packs it: others' calls do not wait for one queue."""
+"""Bytes of a state from which on a thread packs and unpacks it: others' calls do not wait."""
+LISTS, BODY = ("done", "items"), 2
+"""What is long in a snapshot, in its order, and the place of the body in a row of an item."""
 ITEM_ROW = 64
 """About the bytes of an item in a snapshot beside its body."""
 LOOK_SECONDS = 0.25
@@ -65,11 +67,20 @@ async def remove(objects: ObjectStore, project: str, uid: str) -> int:
     return len(listed)
 
 
-class QueueReader:
-    """Follows one queue. Readers never write."""
+async def owners(objects: ObjectStore) -> set[tuple[str, str]]:
+    """Return (project, experiment uid) of whatever has queues. Raises ObjectStoreError."""
+    keys = [info.key.split("/") for info in await objects.list(f"{PREFIX}/")]
+    return {(project, uid) for _, project, uid, *_ in keys}
 
-    def __init__(self, objects: ObjectStore, prefix: str, clock: Clock) -> None:
+
+class QueueReader:
+    """Follows one queue. Readers never write. Without `bodies` it keeps numbers and names only."""
+
+    def __init__(
+        self, objects: ObjectStore, prefix: str, clock: Clock, *, bodies: bool = True
+    ) -> None:
         self._objects = objects
+        self._bodies = bodies
         self._log, self._states = prefix + "log/", prefix + "state/"
         self._clock = clock
         self.state = TaskQueue()
@@ -96,6 +107,10 @@ class QueueReader:
             self._apply(json.loads(zlib.decompress(data))["rows"])
 
     def _apply(self, rows: list[Row]) -> None:
+        if not self._bodies:
+            for row in rows:
+                if row["k"] == "put":
+                    row["items"] = [(name, "") for name, _ in row["items"]]
         self.state.apply(rows)
         self.state.forget(rows[-1]["at"])
         self.position += 1
@@ -104,11 +119,13 @@ class QueueReader:
         states = await self._objects.list(self._states)
         if states and (number := int(states[-1].key.removeprefix(self._states))) > self.position:
             data, _ = await self._objects.get(states[-1].key)
-            large = len(data) >= LARGE
-            text = (
-                await asyncio.to_thread(zlib.decompress, data) if large else zlib.decompress(data)
+            # packed: what was large packs to a tenth and less
+            large = len(data) >= LARGE // 10
+            self.state = (
+                await asyncio.to_thread(_unpacked, data, bodies=self._bodies)
+                if large
+                else _unpacked(data, bodies=self._bodies)
             )
-            self.state = TaskQueue.load(json.loads(text)["state"])
             self.position = number
 
     def _key(self, number: int) -> str:
@@ -218,7 +235,7 @@ class QueueLog(QueueReader):
         return rows, answers
 
     async def _append(self, rows: list[Row]) -> bool:
-        """Write the next segment. False: somebody else has that number."""
+        """Write the next segment. False: somebody else has, or had, that number."""
         self._number += 1
         mark = f"{self._writer}:{self._number}"
         text = json.dumps({"writer": mark, "rows": rows}, separators=(",", ":"))
@@ -228,7 +245,20 @@ class QueueLog(QueueReader):
         except PreconditionError:
             # ours, if a retry inside the client met what an attempt before it had written
             return (await self._objects.get(key))[0] == data
-        return True
+        return self._in_time() or await self._newest()
+
+    def _in_time(self) -> bool:
+        """Return whether no segment behind the state that was decided on can have been removed."""
+        return self._clock.monotonic() - (self._seen or 0.0) <= RETAIN_SECONDS / 2
+
+    async def _newest(self) -> bool:
+        """Return whether the next segment is behind all snapshots.
+
+        It is not where this process stood still for so long that others' segment of that number
+        was removed: then its own counts for nothing, and goes with the next snapshot.
+        """
+        states = await self._objects.list(self._states)
+        return not states or states[-1].key <= f"{self._states}{self.position:020d}"
 
     async def _snapshot(self, now: float) -> None:
         """Store the state, and remove what snapshots older than RETAIN_SECONDS cover."""
@@ -253,16 +283,37 @@ class QueueLog(QueueReader):
 
 
 def _packed(at: float, state: dict[str, Any]) -> bytes:
-    """Return a snapshot as compressed JSON: item by item, so that a thread lets others run."""
+    """Return a snapshot as compressed JSON: row by row, so that a thread lets others run."""
     packer, rest = zlib.compressobj(1), {**state}
-    items = rest.pop("items")
+    lists = {name: rest.pop(name) for name in LISTS}
     head = json.dumps({"at": at, "state": rest}, separators=(",", ":")).removesuffix("}}")
-    pieces = [packer.compress(f'{head},"items":['.encode())]
-    for number, item in enumerate(items):
-        row = json.dumps(item, separators=(",", ":"))
-        pieces.append(packer.compress(f"{',' * bool(number)}{row}".encode()))
-    pieces += [packer.compress(b"]}}"), packer.flush()]
+    pieces = [packer.compress(head.encode())]
+    for name, rows in lists.items():
+        pieces.append(packer.compress(f',"{name}":['.encode()))
+        for number, item in enumerate(rows):
+            row = json.dumps(item, separators=(",", ":"))
+            pieces.append(packer.compress(f"{',' * bool(number)}{row}".encode()))
+        pieces.append(packer.compress(b"]"))
+    pieces += [packer.compress(b"}}"), packer.flush()]
     return b"".join(pieces)
+
+
+def _unpacked(data: bytes, *, bodies: bool) -> TaskQueue:
+    """Return the state of a snapshot, read row by row for the same reason."""
+    text, at = zlib.decompress(data).decode(), 0
+    head, _, _ = text.partition(f',"{LISTS[0]}":[')
+    state: dict[str, Any] = json.loads(f"{head}}}}}")["state"]
+    decoder = json.JSONDecoder()
+    for name in LISTS:
+        rows = state[name] = []
+        # no string has this in it: a quotation mark inside of one has a backslash before it
+        at = text.index(f'"{name}":[', at) + len(f'"{name}":[')
+        while text[at] != "]":
+            row, at = decoder.raw_decode(text, at + (text[at] == ","))
+            if name == "items" and not bodies:
+                row[BODY] = ""
+            rows.append(row)
+    return TaskQueue.load(state)
 
 
 def _packed_at(data: bytes) -> float:

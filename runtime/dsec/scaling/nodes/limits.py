@@ -45,7 +45,8 @@ class Room:
                 counted.nodes += count
                 counted.cpu_milli += count * offering.node.cpu_milli
                 counted.gpus += count * len(offering.node.devices)
-                counted.cost += count * offering.price_per_hour
+                if offering.currency == limit.currency:
+                    counted.cost += count * offering.price_per_hour
 
     def left(self, offering: Offering) -> tuple[int, str]:
         """Return how many more nodes of an offering may be had, and the limit that says so."""
@@ -71,8 +72,13 @@ def _parts(limit: Limit, counted: _Counted, offering: Offering) -> Iterable[tupl
     if limit.gpus is not None and gpus:
         yield (limit.gpus - counted.gpus) // gpus, f"{limit.gpus} GPUs"
     if limit.cost_per_hour is not None and offering.price_per_hour > 0:
-        left = limit.cost_per_hour - counted.cost
-        yield int(left // offering.price_per_hour), f"{limit.cost_per_hour} per hour"
+        words = f"{limit.cost_per_hour} {limit.currency} per hour"
+        if offering.currency != limit.currency:
+            # nobody here knows how much of the one the other is
+            yield 0, f"{words}, and {offering.key} is priced in {offering.currency}"
+        else:
+            left = limit.cost_per_hour - counted.cost
+            yield int(left // offering.price_per_hour), words
 
 
 def reserve(

@@ -72,6 +72,7 @@ class PoolRules:
     max_cpu_milli: int | None = None
     max_gpus: int | None = None
     max_cost_per_hour: Decimal | None = None
+    currency: str = "USD"
     buffers: tuple[Buffer, ...] = ()
 
     def bounds(self, now: float) -> Bounds:
@@ -107,6 +108,7 @@ class PoolRules:
                 cpu_milli=self.max_cpu_milli,
                 gpus=self.max_gpus,
                 cost_per_hour=self.max_cost_per_hour,
+                currency=self.currency,
             )
         ]
 
@@ -205,6 +207,7 @@ def pool_rules(pool: str, asked: PoolScaling) -> PoolRules:
         max_cpu_milli=asked.max_cpu_milli,
         max_gpus=asked.max_gpus,
         max_cost_per_hour=None if cost is None else Decimal(cost),
+        currency=asked.currency,
         buffers=tuple(
             Buffer(
                 f"{pool}/{one.name}",

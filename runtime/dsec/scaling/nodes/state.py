@@ -67,7 +67,11 @@ SLACK = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most of something, over the nodes of some pools and markets; empty: all. None: no limit."""
+    """Most of something, over the nodes of some pools and markets; empty: all. None: no limit.
+
+    `cost_per_hour` is in `currency` and adds up what is priced in it; nothing that is priced in
+    another one is bought where it holds.
+    """
 
     name: str
     pools: tuple[str, ...] = ()
@@ -76,6 +80,7 @@ class Limit:
     cpu_milli: int | None = None
     gpus: int | None = None
     cost_per_hour: Decimal | None = None
+    currency: str = "USD"
 
     def covers(self, offering: Offering) -> bool:
         """Return whether nodes of an offering count towards it."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from dsec.api.snapshot import SnapshotRef
+from dsec.snapshots.cards import cards, write_card
 from dsec.snapshots.homes import carry_home, homes
 from dsec.snapshots.layout import name_of, under
 from dsec.snapshots.leases import DoomedError, Working, working
@@ -125,6 +126,8 @@ class Copier:
             await carry_home(self.target, self.prefix, home)
         for home in await homes(self.target, self.prefix):
             await carry_home(self.source, self.prefix, home)
+        for card in await cards(self.source, self.prefix):
+            await write_card(self.target, self.prefix, card)
         await self._carry_tombstones()
         for _ in range(ROUNDS):
             try:

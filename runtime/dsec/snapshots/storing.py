@@ -124,7 +124,7 @@ class Store:
         await asyncio.gather(*(asyncio.wrap_future(one) for one in list(self._sending)))
         if self.failure is not None:
             raise self.failure
-        await self._index(1)
+        await self._index(0)
 
     async def _put(self, pack: Pack) -> None:
         try:

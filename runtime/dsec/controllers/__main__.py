@@ -30,6 +30,7 @@ from dsec.world.objects import ObjectStoreError
 from dsec.world.prometheus import PrometheusMetrics
 from dsec.world.records import RecordsError
 from dsec.world.registry import HttpRegistry
+from dsec.world.remote import RemoteStores
 from dsec.world.s3 import S3Objects
 from dsec.world.serve import Listener, run_until, stop_on_signals
 from dsec.world.settings import RoleSettings, SettingsError, load
@@ -112,6 +113,8 @@ async def serve(settings: RoleSettings) -> None:
             registry,
             metrics,
             suppliers=suppliers,
+            region=settings.config.region,
+            stores=RemoteStores(records, settings.config.namespace).open,
         ),
         ControllerConfig(
             identity=settings.identity,

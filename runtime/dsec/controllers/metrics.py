@@ -1,5 +1,7 @@
 """Prometheus metrics of the controller, computed at each scrape from what it knows."""
 
+import math
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -9,6 +11,7 @@ from starlette.routing import Route
 from dsec.api.reaping import Finding
 from dsec.controllers.controller import Controller
 from dsec.controllers.displacer import HOW
+from dsec.controllers.replicator import Replicator
 
 
 def text(controller: Controller) -> bytes:
@@ -63,9 +66,35 @@ def text(controller: Controller) -> bytes:
             counter = Counter(f"dsec_reaper_{name}", about, ["finding"], registry=registry)
             for finding in Finding:
                 counter.labels(finding.value).inc(counts[finding])
+        _copies(registry, term.replicator)
         experiments = term.caches["Experiment"].all()
         gauge("experiments", "Experiments.", len(experiments))
     return generate_latest(registry)
+
+
+def _copies(registry: CollectorRegistry, replicator: Replicator) -> None:
+    """Add how far the copies in other regions are behind, by policy and region."""
+    for name, about, field in (
+        ("lag_seconds", "Since when the oldest snapshot waits to be copied.", "lag_seconds"),
+        (
+            "recovery_point_seconds",
+            "Age of the newest copy of the lineage that would lose most; NaN: one has none.",
+            "recovery_point_seconds",
+        ),
+        ("behind", "Snapshots that wait to be copied.", "behind"),
+    ):
+        family = Gauge(f"dsec_replication_{name}", about, ["policy", "region"], registry=registry)
+        for key, row in replicator.standing.items():
+            value = getattr(row, field)
+            family.labels(*key).set(math.nan if value is None else value)
+    sent = Counter(
+        "dsec_replication_sent_bytes",
+        "Bytes of snapshots that were sent to other regions in this term.",
+        ["policy", "region"],
+        registry=registry,
+    )
+    for key, count in replicator.sent_bytes.items():
+        sent.labels(*key).inc(count)
 
 
 def build_metrics(controller: Controller) -> Starlette:

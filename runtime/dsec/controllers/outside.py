@@ -10,6 +10,7 @@ from dsec.world.network import Network
 from dsec.world.objects import ObjectStore
 from dsec.world.records import Records
 from dsec.world.registry import Registry
+from dsec.world.remote import OpenStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,6 @@ class World:
     metrics: MetricSource | None = None
     suppliers: Mapping[str, NodeProvider] = field(default_factory=dict)
     """Who gives nodes, by the names that pools call them; none: no node is bought."""
+    region: str = "local"
+    stores: OpenStore | None = None
+    """Opens the stores of other regions; None: no snapshot is copied."""

@@ -29,6 +29,7 @@ from dsec.api.replication import (
 )
 from dsec.api.snapshot import SnapshotRef
 from dsec.api.status import ExperimentCondition, Override, OverrideKind
+from dsec.controllers.outside import World
 from dsec.controllers.replication_status import Outcome, after_cycle, invalid
 from dsec.journal.history import HistoryWriter
 from dsec.rules.replication import mistakes
@@ -431,6 +432,20 @@ class Replicator:
             },
             at=self.clock.now(),
         )
+
+
+def replicator(world: World, caches: Mapping[str, Cache], history: HistoryWriter) -> Replicator:
+    """Return the replicator of one term."""
+    return Replicator(
+        world.records,
+        world.objects,
+        world.clock,
+        world.randomness,
+        caches,
+        history,
+        world.region,
+        world.stores,
+    )
 
 
 def _ended(record: Record) -> bool:

@@ -22,6 +22,7 @@ from dsec.controllers.compactor import Compacting
 from dsec.controllers.creates import Placer
 from dsec.controllers.digests import Digests
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.drainer import Drainer
 from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.images import DeclaredImages, Images
@@ -32,8 +33,10 @@ from dsec.controllers.nodes import NodePools, Nodes, Traits
 from dsec.controllers.outside import World
 from dsec.controllers.reaper import Reaper
 from dsec.controllers.replica_scaler import ReplicaScaler, Switches
+from dsec.controllers.replicator import replicator
 from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
+from dsec.controllers.sleeper import Sleeper
 from dsec.controllers.starting import Start
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
@@ -144,6 +147,17 @@ class Term:
             clock=clock,
             changed=self._changed,
         )
+        self.sleeper = Sleeper(
+            self.placer,
+            self.mover,
+            self.dispatcher,
+            self.fleet,
+            bind_log,
+            history,
+            clock,
+            self._changed,
+        )
+        self.drainer = Drainer(self.mover, self.fleet, bind_log.state, self.dispatcher, clock)
         digests = Digests(world.registry, clock)
         declared = DeclaredImages(self.caches["SandboxImage"])
         self.keyed = KeyedCreates(
@@ -160,7 +174,7 @@ class Term:
         self.accountant = accountant(
             self.caches, bind_log, world.objects, world.records, history, clock, self.tenants.specs
         )
-        self.placer.displacer.rests = self.accountant.keeps_paused
+        self.placer.displacer.rests = self._rests
         self.keyed.money = self.accountant.refusal
         self.experiments = experiments = Experiments(
             Parts(
@@ -193,6 +207,7 @@ class Term:
             self.placer,
             clock,
             self.compacting,
+            self.drainer,
         )
         pools = NodePools(
             world.records, self.caches["SandboxNodePool"], self.caches["SandboxNode"], clock
@@ -254,6 +269,7 @@ class Term:
             changed=self._changed,
         )
         experiments.parts.nodes = self.buyer.about
+        self.replicator = replicator(world, self.caches, history)
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -268,7 +284,7 @@ class Term:
                 if kind != "Experiment"
             ),
             # without what was spent, nobody knows what may grow
-            once.heard(self.queues["Experiment"].run, counted=True),
+            once.heard(self._experiments, counted=True),
             once.heard(self.scaling.run, counted=True),
             # the agents are asked meanwhile
             once.synced(self._place),
@@ -276,7 +292,9 @@ class Term:
             self.collector.sweep(self.fleet, self.dispatcher),
             once.synced(self.compacting.run),
             once.heard(self.mover.run),
+            once.heard(self.drainer.run),
             once.synced(self.accountant.run),
+            once.synced(self.replicator.run),
             once.heard(self.reaper.run),
             once.heard(self.buyer.run, counted=True),
             self.leasing.run(),
@@ -329,6 +347,9 @@ class Term:
         if not self.mover.refused(sandbox, node, reason):
             self.placer.refused(sandbox, node, reason)
 
+    def _rests(self, binding: Binding) -> bool:
+        return binding.id in self.sleeper.busy or self.accountant.keeps_paused(binding)
+
     def _unarrived(self, status: SandboxStatus) -> bool:
         return self.mover.unarrived(status)
 
@@ -370,6 +391,10 @@ class Term:
                 asked = {one: entry.amounts[one] for one in room if entry.amounts.get(one)}
                 return min((room[one] // asked[one] for one in asked), default=None)
         return None
+
+    async def _experiments(self) -> None:
+        # what another region has taken meanwhile must not start here
+        await self.replicator.first(self.queues["Experiment"].run)
 
     async def _place(self) -> None:
         self.ready.set()

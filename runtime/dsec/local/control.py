@@ -24,6 +24,7 @@ from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 from dsec.world.objects import ObjectStore
 from dsec.world.records import RecordConflictError, RecordNotFoundError, Records
+from dsec.world.remote import RemoteStores
 
 CA_SECRET = "dsec-ca"  # noqa: S105 - the name of a Secret, not a secret
 ADMIN_GROUP = "dsec.dev:admins"
@@ -111,7 +112,16 @@ async def build_control(  # noqa: PLR0917 - the outside, in the order of design.
         ),
     )
     controller = Controller(
-        World(records, objects, network, clock, randomness, suppliers=config.suppliers),
+        World(
+            records,
+            objects,
+            network,
+            clock,
+            randomness,
+            suppliers=config.suppliers,
+            region=config.region,
+            stores=RemoteStores(records, config.namespace).open,
+        ),
         ControllerConfig(
             identity=config.identity,
             endpoint=config.internal_url,

@@ -209,7 +209,12 @@ class Replicator:
 
     async def _policies(self) -> list[ReplicationPolicy]:
         found = []
-        for record in (await self.records.list("ReplicationPolicy")).items:
+        try:
+            listed = (await self.records.list("ReplicationPolicy")).items
+        except RecordNotFoundError:
+            # the definitions of this installation are older than its controller
+            return []
+        for record in listed:
             try:
                 found.append(ReplicationPolicy.model_validate(record))
             except ValidationError as problem:

@@ -20,6 +20,7 @@ from dsec.api.status import Resolved
 from dsec.api.tenant import TenantSpec
 from dsec.journal.bindings import PATIENCE, Binding, Needs
 from dsec.journal.keyed import SIMULATED_LABEL, WORKSPACE
+from dsec.snapshots.failover import RESTORE_FROM
 
 PRIORITIES = {Priority.LOW: -1, Priority.NORMAL: 0, Priority.HIGH: 1, Priority.URGENT: 2}
 PATIENCE_PRESETS = {"failover-fast": 90.0, "partition-safe": PATIENCE}
@@ -99,6 +100,14 @@ def restore_of(
     )
 
 
+def origin_of(
+    experiment: Experiment, role: Role, index: int, last: Binding | None
+) -> RestoreFrom | None:
+    """Return what the first copy of a replica starts from where another region ran it before."""
+    root = experiment.metadata.annotations.get(RESTORE_FROM, "")
+    return RestoreFrom(lineage=f"{root}/{role.name}/{index}") if root and last is None else None
+
+
 def _same_image(one: str, other: str) -> bool:
     """Return whether two references name one image, as far as they are pinned."""
     (name, _, digest), (other_name, _, other_digest) = one.partition("@"), other.partition("@")
@@ -153,7 +162,7 @@ def replica_binding(
         max_run_seconds=spec.max_run_seconds,
         heartbeat_seconds=heartbeat,
         snapshot=snapshot_plan(spec),
-        restore=restore_of(spec, role, last, reference),
+        restore=restore_of(spec, role, last, reference) or origin_of(experiment, role, index, last),
     )
     key = f"exp/{meta.uid}/{role.name}/{index}/{incarnation}"
     return Binding(

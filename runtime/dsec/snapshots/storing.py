@@ -101,13 +101,14 @@ class Store:
             with self._lock:
                 self._lanes.append(lane)
 
-    def send(self, pack: Pack) -> None:
-        """Hand a pack to the event loop; waits while too many are under way."""
+    def send(self, builder: PackBuilder) -> None:
+        """Hand the pack of a builder to the event loop; waits while too many are under way."""
+        # first the slot: a finished pack that waited for one would be one more in memory
         while not self._slots.acquire(timeout=LOOK_SECONDS):
             self.check()
         try:
             self.check()
-            sending = asyncio.run_coroutine_threadsafe(self._put(pack), self._loop)
+            sending = asyncio.run_coroutine_threadsafe(self._put(builder.finish()), self._loop)
         except BaseException:
             self._slots.release()
             raise
@@ -192,7 +193,7 @@ class Lane:
         """Send what is in the making."""
         self._close_frame()
         if not self._builder.empty:
-            self.store.send(self._builder.finish())
+            self.store.send(self._builder)
 
     def _close_frame(self) -> None:
         if self._blobs:
@@ -205,6 +206,6 @@ class Lane:
             self._builder.begin(self.store.salt())
         data = self._builder.compress(raw)
         if not self._builder.fits(data):
-            self.store.send(self._builder.finish())
+            self.store.send(self._builder)
             self._builder.begin(self.store.salt())
         self._builder.add(data, len(raw), blobs)

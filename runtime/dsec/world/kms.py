@@ -4,10 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
 SECONDS = 10
 """A key that does not come within this time keeps no saver waiting longer."""
 
@@ -45,6 +41,10 @@ class AwsKms:
     """The KMS of one region, with the identity of the environment."""
 
     def __init__(self, region: str, endpoint: str = "") -> None:
+        # heavy, and who keeps keys in a file needs none of it
+        import boto3
+        from botocore.config import Config
+
         self._client: Any = boto3.client(
             "kms",
             region_name=region,
@@ -67,6 +67,8 @@ class AwsKms:
         )
 
     async def _call(self, method: str, field: str, **arguments: object) -> bytes:
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
             answer = await asyncio.to_thread(getattr(self._client, method), **arguments)
         except ClientError as problem:

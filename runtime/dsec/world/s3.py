@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import boto3
@@ -16,24 +15,16 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStoreError, PreconditionError
+from dsec.world.s3config import CONNECT_SECONDS, S3Config
+
+__all__ = ["S3Config", "S3Objects"]
 
 THREADS = 32
-CONNECT_SECONDS, READ_SECONDS = 5, 30
+READ_SECONDS = 30
 LOST = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict", "409"})
 ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class S3Config:
-    """One bucket. Empty keys: the environment's own identity."""
-
-    bucket: str
-    endpoint: str = ""
-    region: str = "us-east-1"
-    access_key: str = ""
-    secret_key: str = ""
 
 
 class S3Objects:

@@ -18,7 +18,7 @@ from obstore.exceptions import PreconditionError as LostError
 from obstore.store import S3Store
 
 from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStoreError, PreconditionError
-from dsec.world.s3 import CONNECT_SECONDS, S3Config
+from dsec.world.s3config import CONNECT_SECONDS, S3Config
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -50,6 +50,8 @@ COMMANDS: dict[str, Entry] = {
     "exec": Entry("dsec.cli.sandboxes:exec_", "Run a command in a live sandbox.", _CHANGE),
     "scale": Entry("dsec.cli.experiments:scale", "Change the replicas of a role.", _CHANGE),
     "extend": Entry("dsec.cli.sandboxes:extend", "Keep a sandbox that would be reaped.", _CHANGE),
+    "snapshot": Entry("dsec.cli.snapshot:app", "Snapshots, and their copies.", _CHANGE),
+    "failover": Entry("dsec.cli.regions:failover", "Take over a lost region's tasks.", _CHANGE),
     "freeze": Entry("dsec.cli.experiments:freeze", "Stop and keep the scene.", _CHANGE),
     "delete": Entry("dsec.cli.experiments:delete", "Collect, archive, remove.", _CHANGE),
     "doctor": Entry("dsec.cli.doctor:doctor", "Check what this machine has.", _MACHINE),

@@ -383,6 +383,38 @@ class Client:
         """Return the budgets that the caller may read: `name`, `project`, `spec`, `status`."""
         return self._wait(self._client.budgets())
 
+    def replication(self) -> Records:
+        """Return the replication policies: `name`, `spec`, `status` with lag and recovery point."""
+        return self._wait(self._client.replication())
+
+    def replicate(self, policy: str) -> Record:
+        """Have a cycle of a policy run now; `asked` is what `status.handled` will be after it.
+
+        Raises NotFoundError.
+        """
+        return self._wait(self._client.replicate(policy))
+
+    def failover(
+        self,
+        lost: str,
+        *,
+        projects: Sequence[str] = (),
+        rehearse: bool = False,
+        verify: bool = False,
+        why: str = "",
+    ) -> Record:
+        """Take over the experiments of a lost region in the region that is asked.
+
+        `rehearse` changes nothing. The answer has `rows` (what became of each experiment, and the
+        work that is lost), `steps` with their seconds, `recoveryPointSeconds`. Repeating it is no
+        error. Raises InvalidError where the region is the one that answers.
+        """
+        return self._wait(
+            self._client.failover(
+                lost, projects=projects, rehearse=rehearse, verify=verify, why=why
+            )
+        )
+
     def whoami(self) -> Record:
         """Return who the server takes the caller for."""
         return self._wait(self._client.whoami())

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dsec.gateway import agents, costs, experiments, joining, proxy, queues, sandboxes
+from dsec.gateway import agents, costs, experiments, joining, proxy, queues, regions, sandboxes
 from dsec.gateway.admission import Webhook, admission_route
 from dsec.gateway.calls import CORRELATION, Api, correlation_of, route
 from dsec.gateway.core import Gateway
@@ -18,6 +18,7 @@ PROJECT = "/v1/projects/{project}"
 EXPERIMENT = PROJECT + "/experiments/{name}"
 QUEUES = EXPERIMENT + "/queues"
 SANDBOX = PROJECT + "/sandboxes/{sandbox}"
+COPIES = "/v1/replicationpolicies"
 
 TABLE = (
     Api("GET", "/v1/whoami", sandboxes.whoami),
@@ -53,6 +54,9 @@ TABLE = (
     Api("GET", "/v1/cost", costs.cost),
     Api("GET", "/v1/budgets", costs.budgets),
     Api("POST", "/v1/join-tokens", joining.create, "create", "sandboxnodes"),
+    Api("GET", COPIES, regions.policies, "list", "replicationpolicies"),
+    Api("POST", COPIES + "/{name}/replicate", regions.replicate, "update", "replicationpolicies"),
+    Api("POST", "/v1/failover", regions.failover, "update", "replicationpolicies"),
 )
 """Every call of users: method, path, handler, and the access that it needs."""
 

@@ -78,6 +78,8 @@ class Fate(StrEnum):
     """Its home is neither the lost region nor this one."""
     HERE = "is here"
     """This region has taken it already."""
+    MADE = "was made again"
+    """Another failover has done all of it."""
     ENDED = "has ended"
     """There is nothing to continue."""
 
@@ -135,7 +137,7 @@ async def survey(objects: ObjectStore, prefix: str) -> Survey:
 def plan(found: Survey, *, lost: str, here: str, residency: Residency, now: datetime) -> list[Case]:
     """Return what failover from one region to another does with each experiment. Pure.
 
-    It repeats: what was taken before is `HERE`.
+    It repeats: what was taken before is `HERE`, and `MADE` once it goes on.
     """
     lineages: dict[str, list[SnapshotRef]] = {}
     for ref in found.refs:
@@ -159,10 +161,10 @@ def plan(found: Survey, *, lost: str, here: str, residency: Residency, now: date
         fate, why = _lives(card, region, lost=lost, here=here) or _comes(
             card, copies, regions, here
         )
+        if card.root in made_from and fate is not Fate.ENDED:
+            fate, why = Fate.MADE, "it goes on from its snapshots already"
         if fate in TAKEN:
             epoch += 1
-        elif region == lost and card.root in made_from:
-            fate, why = Fate.ELSEWHERE, "it was made again from its snapshots already"
         cases.append(Case(card, fate, epoch, copies, why))
     return cases
 

@@ -24,6 +24,7 @@ class Saving:
     refuses: int = 0
     unrestorable: int = 0
     held: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     refs: dict[str, list[SnapshotRef]] = field(default_factory=dict)
     ran: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -36,7 +37,9 @@ class Saving:
         if self.refuses or entry is None or not entry.live:
             self.refuses -= 1
             raise AgentRefusedError("snapshot-failed", "the store is full")
-        self.held.append(sandbox)
+        self.reasons.append(call.reason)
+        if call.reason == "move":
+            self.held.append(sandbox)
         if entry.status.state is SandboxState.RUNNING:
             await agent.pause(sandbox, "it is being saved")
         await self.sim.clock.sleep(self.save)

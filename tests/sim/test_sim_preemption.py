@@ -121,7 +121,8 @@ def test_w16_a_consenting_victim_gives_way_after_a_minute_and_comes_back(
             (asking,) = await rows(sim, "preempting")
             assert (asking.experiment, asking.body["waited"] >= 60) == ("high", True)
             assert [one["steps"] for one in asking.body["victims"]] == [[how]]
-            assert "sync" in asking.body["skipped"]
+            victims = [one["id"] for one in asking.body["victims"]]
+            assert asking.body["unsaved"] == victims, "its task has no policy of snapshots"
             (done,) = await rows(sim, "preempted")
             assert (done.experiment, done.body["synced"]) == ("low", False)
             assert "lab/high (priority 1)" in done.body["why"]

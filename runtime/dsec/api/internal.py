@@ -1,11 +1,13 @@
 """Messages of the controller's internal API, which only gateways call."""
 
 from datetime import datetime
+from enum import StrEnum
 
 from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.api.reasons import EndReason
+from dsec.api.snapshot import RestoreFrom
 from dsec.api.wire import CreateBatch
 
 LEASE = "dsec-controller"
@@ -95,6 +97,37 @@ class ExtendAsk(WireModel):
     id: str
     seconds: float = Field(gt=0)
     user: str = ""
+
+
+class MoveVerb(StrEnum):
+    """What may be asked of where a sandbox is."""
+
+    MIGRATE = "migrate"
+    """To another node, with its state."""
+    HIBERNATE = "hibernate"
+    """Off its node, saved, until it is woken."""
+    WAKE = "wake"
+    PUT_BACK = "put-back"
+    """On from an earlier snapshot."""
+
+
+class MoveAsk(WireModel):
+    """Move a sandbox, let it sleep, wake it, or put it back to a snapshot of its own."""
+
+    project: str
+    id: str
+    verb: MoveVerb
+    node: str = Field(default="", description="With `migrate`: where to; empty: anywhere.")
+    restore: RestoreFrom | None = None
+    user: str = ""
+
+
+class MoveOutcome(WireModel):
+    """`known` False: the project has no such sandbox that lives. `why`: not done, in words."""
+
+    known: bool = True
+    why: str = ""
+    node: str = ""
 
 
 class ExtendOutcome(WireModel):

@@ -25,6 +25,11 @@ from dsec.api.scaling import PoolScaling
 from dsec.api.tenant import Amounts
 from dsec.api.wire import NodeInventory, Usage
 
+DRAIN = "dsec.dev/drain"
+"""Annotation of a node that somebody wants empty: MOVE or EVICT, and its cordon stays."""
+MOVE, EVICT = "move", "evict"
+"""What cannot be moved is waited for, or is ended and starts again elsewhere."""
+
 
 class RecordReason(StrEnum):
     """Reasons in the conditions of Tenant, SandboxNodePool, SandboxNode and SandboxImage."""
@@ -53,6 +58,12 @@ class RecordReason(StrEnum):
     """SandboxNode Compacted=False: what rests could leave it, but nothing can be moved yet."""
     MOVING = "Moving"
     """SandboxNode Compacted=False: it is at its limit, and what rests is leaving it."""
+    DRAINING = "Draining"
+    """SandboxNode Drained=False: somebody wants it empty, and something is still there."""
+    DRAINED = "Drained"
+    """SandboxNode Drained=True: it is empty, and takes no work."""
+    NOT_ASKED = "NotAsked"
+    """SandboxNode Drained=Unknown: nobody wants it empty any more."""
     NOTHING_TO_MOVE = "NothingToMove"
     """SandboxNode Compacted=True: below its limit, or nothing that rests could leave it."""
     INVALID = "Invalid"

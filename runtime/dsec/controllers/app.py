@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dsec.api.base import WireModel
-from dsec.api.internal import CreatesCall, DumpCall, EndCall, ExtendAsk, LeaseCall
+from dsec.api.internal import CreatesCall, DumpCall, EndCall, ExtendAsk, LeaseCall, MoveAsk
 from dsec.api.wire import ErrorBody
 from dsec.controllers.controller import Controller, NotLeadingError
 from dsec.controllers.keyed import CallInvalidError
@@ -39,31 +39,23 @@ def build_app(controller: Controller, secret: str) -> Starlette:
         controller.denied(method=request.method, path=request.url.path, source=source, why=why)
         return _error(403, "denied", why)
 
-    async def create(request: Request) -> Response:
-        return refused(request) or await _answer(request, CreatesCall, controller.create)
+    def served(path: str, model: type, act: object) -> Route:
+        async def handle(request: Request) -> Response:
+            return refused(request) or await _answer(request, model, act)
 
-    async def end(request: Request) -> Response:
-        return refused(request) or await _answer(request, EndCall, controller.end)
-
-    async def extend(request: Request) -> Response:
-        return refused(request) or await _answer(request, ExtendAsk, controller.extend)
-
-    async def lease(request: Request) -> Response:
-        return refused(request) or await _answer(request, LeaseCall, controller.lease)
-
-    async def dump(request: Request) -> Response:
-        return refused(request) or await _answer(request, DumpCall, controller.dump)
+        return Route(f"/internal/v1/{path}", handle, methods=["POST"])
 
     async def health(_: Request) -> Response:
         return JSONResponse({"leading": controller.leading, "epoch": controller.epoch})
 
     return Starlette(
         routes=[
-            Route("/internal/v1/creates", create, methods=["POST"]),
-            Route("/internal/v1/end", end, methods=["POST"]),
-            Route("/internal/v1/extend", extend, methods=["POST"]),
-            Route("/internal/v1/leases", lease, methods=["POST"]),
-            Route("/internal/v1/dump", dump, methods=["POST"]),
+            served("creates", CreatesCall, controller.create),
+            served("end", EndCall, controller.end),
+            served("extend", ExtendAsk, controller.extend),
+            served("move", MoveAsk, controller.move),
+            served("leases", LeaseCall, controller.lease),
+            served("dump", DumpCall, controller.dump),
             Route("/healthz", health),
             # a candidate is ready, too: it takes over when the leader goes
             Route("/readyz", health),

@@ -5,8 +5,7 @@ the pools' statuses, and carry it out. A purchase is reserved there before the p
 with the money that it may cost; where it fails the plan is made again at once. Everything is
 level-triggered: what was not done is done at the next look, by whoever leads.
 
-Sandboxes cannot be moved yet (that needs snapshots): a node that would have to be emptied by moves
-waits for the end of its work, and says so.
+A node is emptied by moves of what saves its state; what does not is waited for, and said so.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from dsec.controllers.creates import Placer
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.fleet_state import Seen, fleet_state, market
+from dsec.controllers.mover import Mover
 from dsec.controllers.node_carrier import Carrier
 from dsec.controllers.node_follower import Follower
 from dsec.controllers.pool_book import PoolBook, pool_of, steady
@@ -168,6 +168,7 @@ class Buyer:
             frozenset(id_ for id_, one in states.items() if one is SandboxState.PAUSED),
             self._regions,
             rounds.planner.view,
+            self.carrier.can_move,
         )
 
     def _regions(self, binding: Binding) -> tuple[str, ...]:
@@ -271,9 +272,10 @@ class Buyer:
                 nodes[name].cordoned = True
                 self.carrier.tell(pool_of(nodes[name]), f"gives no new work to {name}")
         for drain in made.drains:
-            if drain.node in nodes and not drain.moves:
+            if drain.node in nodes:
                 self._phase(nodes[drain.node], NodePhase.DRAINING, drain.reason)
                 self.carrier.tell(pool_of(nodes[drain.node]), drain_words(drain))
+                self.carrier.move(drain)
         for removal in made.removals:
             if removal.node in nodes:
                 self._remove(nodes[removal.node], removal)
@@ -333,13 +335,16 @@ def buyer(
     tenants: Callable[[], Mapping[str, TenantSpec]],
     history: HistoryWriter,
     changed: Callable[[Sequence[Binding]], None],
+    mover: Mover,
 ) -> Buyer:
     """Return the buyer of a term; `outside` has its records, clock, suppliers and caches."""
     records, clock, providers, caches = outside
     pools, epoch = caches["SandboxNodePool"], bind_log.epoch
     book = PoolBook(records, pools, epoch)
     suppliers = Suppliers(providers, epoch, clock)
-    carrier = Carrier(book, suppliers, fleet, bind_log.state, dispatcher, records, clock, history)
+    carrier = Carrier(
+        book, suppliers, fleet, bind_log.state, dispatcher, records, clock, history, mover
+    )
     return Buyer(
         book,
         carrier,

@@ -20,6 +20,8 @@ from dsec.api.internal import (
     ExtendOutcome,
     LeaseAnswer,
     LeaseCall,
+    MoveAsk,
+    MoveOutcome,
 )
 from dsec.api.wire import KeyedAnswers
 from dsec.controllers.election import Election, OfficeLostError
@@ -134,6 +136,10 @@ class Controller:
     async def extend(self, ask: ExtendAsk) -> ExtendOutcome:
         """Have the reaper leave a sandbox alone. Raises NotLeadingError, ObjectStoreError."""
         return await self._leading().reaper.extend(ask)
+
+    async def move(self, ask: MoveAsk) -> MoveOutcome:
+        """Move a sandbox, let it sleep, wake it. Raises NotLeadingError, ObjectStoreError."""
+        return await self._leading().sleeper.ask(ask)
 
     async def lease(self, call: LeaseCall) -> LeaseAnswer:
         """Lend a gateway quota and keys. Raises NotLeadingError."""

@@ -5,7 +5,8 @@ their agents; the room of whoever they leave for is held meanwhile. All of it is
 is in the bind log (who has to stop, for whom) and with the agents (who is paused, who is on its way
 out). A new leader reads both before it displaces or resumes anybody, so nothing is done twice.
 
-Agents cannot save the state of a sandbox yet, so the step `sync` is left out and history says so.
+The step `sync` (TEN-11) is the agents': what stops is saved once more before it ends, and what
+rests is saved at once, standing still, where its task has a policy of snapshots.
 """
 
 import math
@@ -22,6 +23,7 @@ from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.planner import Planner
+from dsec.controllers.specs import moved_as
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.compaction import Move
@@ -53,7 +55,7 @@ PREEMPTING, PREEMPTED, RESUMED = "preempting", "preempted", "resumed"
 HOW = ("paused", "stopped", "resumed", "overdue")
 """What is counted of victims."""
 LEAVING = frozenset({SandboxState.STOPPING, SandboxState.ARCHIVING})
-NO_SYNC = "its agent cannot save the state of a sandbox"
+NO_SYNC = "it has no policy of snapshots, so nothing of it is saved"
 
 log = structlog.get_logger()
 
@@ -96,6 +98,13 @@ class Displacer:
         """Of this term, by `HOW`."""
         self.rests: Callable[[Binding], bool] = lambda _binding: False
         """Whether something else than room keeps a sandbox paused, such as its budget."""
+
+        self.save: Callable[[Binding], None] = lambda _binding: None
+        """Has a sandbox saved that has just been paused."""
+
+    def _saves(self, sandbox: str) -> bool:
+        binding = self._state.by_id.get(sandbox)
+        return binding is not None and moved_as(binding.spec) is not None
 
     # ------------------------------------------------------------------ what others ask
 
@@ -229,6 +238,10 @@ class Displacer:
         if binding is None or not (paused or binding.reason is EndReason.PREEMPTED):
             return  # it ended by itself
         self.counts["paused" if paused else "stopped"] += 1
+        synced = self._saves(victim)
+        if paused and synced:
+            self.save(binding)
+        why = f"for {name_of(asker, binding.tenant)}"
         self._history.add(
             PREEMPTED,
             tenant=binding.tenant,
@@ -236,8 +249,8 @@ class Displacer:
             sandbox=victim,
             node=binding.node,
             how="paused" if paused else "stopped",
-            synced=False,
-            why=f"for {name_of(asker, binding.tenant)}; {NO_SYNC}",
+            synced=synced,
+            why=why if synced else f"{why}; {NO_SYNC}",
         )
 
     def _note_waits(self, waiting: Iterable[Binding], now: float) -> None:
@@ -404,7 +417,7 @@ class Displacer:
                 }
                 for one in asked
             ],
-            skipped=f"{Step.SYNC.value}: {NO_SYNC}",
+            unsaved=sorted(one.id for one in asked if not self._saves(one.id)),
             correlationId=asker.spec.identity.correlation_id,
         )
         log.info("displacing", asker=asker.id, victims=[one.id for one in asked])

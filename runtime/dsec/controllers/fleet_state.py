@@ -103,7 +103,10 @@ def _makes(pool: str, fleet: Fleet) -> dict[str, Node]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the leader sees of work: `paused` are ids at rest, `waited` seconds in the queue."""
+    """What the leader sees of work: `paused` are ids at rest, `waited` seconds in the queue.
+
+    `movable`: whether something can go on elsewhere now.
+    """
 
     waiting: Sequence[Binding]
     why: WhyOf
@@ -111,6 +114,7 @@ class Seen:
     paused: frozenset[str]
     regions: Callable[[Binding], tuple[str, ...]]
     view: ClusterView
+    movable: Callable[[str], bool] = lambda _id: False
 
 
 def fleet_state(
@@ -267,6 +271,7 @@ def _work(name: str, bound: Bindings, seen: Seen) -> tuple[Running, ...]:
             request_of(one),
             (one.bound_at or one.at).timestamp(),
             one.needs.task_class,
+            movable=seen.movable(one.id),
             paused=one.id in seen.paused,
             devices=tuple(one.spec.devices),
             cpus=tuple(one.spec.cpus),

@@ -123,6 +123,9 @@ class Mover:
         """Return what is known of a move, in words; empty: nothing is under way or has failed."""
         if (under := self._under.get(sandbox)) is not None:
             return under.words
+        binding = self._log.state.by_id.get(sandbox)
+        if binding is not None and binding.live and binding.asleep:
+            return f"it hibernates, as {binding.asleep} asked; `dsec wake` lets it go on"
         failed = self._failed.get(sandbox)
         return failed.words if failed is not None and self.failed(sandbox) else ""
 

@@ -15,8 +15,10 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.wire import RunUntilCall
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.drainer import away
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.fleet_state import Sold, bought_as
+from dsec.controllers.mover import Mover
 from dsec.controllers.pool_book import PoolBook, pool_of
 from dsec.controllers.suppliers import Suppliers
 from dsec.journal.bindings import Bindings
@@ -24,7 +26,7 @@ from dsec.journal.history import HistoryWriter
 from dsec.providers.provider import BuyAnswer, Failure, ProviderNode
 from dsec.scaling.nodes.backoff import failed, succeeded
 from dsec.scaling.nodes.offerings import NodePhase, Offering
-from dsec.scaling.nodes.plans import Purchase, Why
+from dsec.scaling.nodes.plans import Drain, Purchase, Why
 from dsec.scaling.nodes.rules import NodeRules
 from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
 from dsec.world.clock import Clock
@@ -35,7 +37,11 @@ DECIDED = "node-decision"
 CORDONED_BY, US = "dsec.dev/cordoned-by", "node-scaling"
 """Annotation of a node that this controller made unschedulable; others it leaves as they are."""
 RESTS = frozenset({Why.SPOT_NOTICE.value, Why.EXPIRY.value})
-"""Drains whose work is ended and starts again elsewhere."""
+"""Drains that do not wait: what cannot move in time is ended and starts again elsewhere."""
+MOVES = frozenset({Why.CONSOLIDATION.value, Why.REBALANCE.value})
+"""Drains whose work moves, or the node is kept."""
+LAST_S = 45.0
+"""What still moves so long before its node goes is ended instead: its agent saves it once more."""
 OUT = frozenset({SandboxState.STOPPING, SandboxState.ARCHIVING, SandboxState.ENDED})
 LONG_S = 3650 * 86_400.0
 """Own machines have no end: this stands in their annotation."""
@@ -57,6 +63,7 @@ class Carrier:
     records: Records
     clock: Clock
     history: HistoryWriter
+    mover: Mover
     sold: Sold = field(default_factory=lambda: Sold({}, NodeRules(), {}))
     _told: dict[str, int] = field(default_factory=dict)
     """Node -> revision of its run-until that its agent has taken: an agent whose clock is behind
@@ -168,24 +175,58 @@ class Carrier:
         for supplier, ids in sorted(ending.items()):
             await self.suppliers.end(supplier, ids)
 
+    def can_move(self, sandbox: str) -> bool:
+        """Return whether a sandbox can go on elsewhere, and has not failed to lately."""
+        return not self.mover.failed(sandbox) and not self.mover.hindrance(sandbox)
+
+    def move(self, drain: Drain) -> None:
+        """Begin the moves of a drain as they are planned; the others are planned at each look."""
+        for one in drain.moves:
+            if why := self.mover.ask(one, f"{drain.node} is given back"):
+                log.info("not moved yet", sandbox=one.id, why=why)
+
     def _rest(self, held: HeldNode) -> None:
-        """End what runs on a node that goes: its results are collected, and it starts again."""
+        """Have what runs on a node that goes leave it."""
         work = self.bindings.on_node(held.name)
+        if held.why in MOVES and work:
+            failed = [one for one in work if self.mover.failed(one.id)]
+            if failed:
+                self._keep(held)
+                words = self.mover.about(failed[0].id)
+                self.tell(pool_of(held), f"keeps {held.name}: {failed[0].id}: {words}")
+            else:
+                away(self.mover, held.name, work, f"{held.name} is given back")
+            return
         if held.why not in RESTS:
             if work:
                 # a gateway was faster: what came is not turned away for an idle node
-                held.phase, held.why, held.cordoned = NodePhase.READY.value, "", False
-                held.since = self.now()
+                self._keep(held)
             return
         words = {
             Why.SPOT_NOTICE.value: "the provider takes its node back; it starts again elsewhere",
             Why.EXPIRY.value: "its node is paid for no longer; it starts again elsewhere",
         }[held.why]
+        left = self._left(held)
+        if left > LAST_S:
+            away(self.mover, held.name, work, words.partition(";")[0])
         for binding in work:
+            if left > LAST_S and binding.id in self.mover.under_way:
+                continue
             known = self.fleet.status(binding.id, held.name)
             gone = known is not None and known.state in OUT
             if not gone and not self.dispatcher.stopping(held.name, binding.id):
                 self.dispatcher.stop(held.name, binding.id, EndReason.PREEMPTED, words)
+
+    def _keep(self, held: HeldNode) -> None:
+        held.phase, held.why, held.cordoned = NodePhase.READY.value, "", False
+        held.since = self.now()
+
+    def _left(self, held: HeldNode) -> float:
+        """Return seconds until a node that goes is gone."""
+        ends = [] if held.run_until is None else [held.run_until]
+        if held.why == Why.SPOT_NOTICE.value and held.spot_notice_at is not None:
+            ends.append(held.spot_notice_at + self.sold.rules.spot_notice_s)
+        return min(ends, default=self.now()) - self.now()
 
     async def cordon(self, held: HeldNode) -> None:
         """Make a node's record say what the book says; what people set stays as it is."""

@@ -12,6 +12,7 @@ from dsec.api.tenant import Amounts
 from dsec.controllers.compactor import Compacting
 from dsec.controllers.creates import Placer
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.drainer import Drainer
 from dsec.controllers.fleet import Fleet
 from dsec.world.cache import Cache, Key
 from dsec.world.clock import Clock
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 LOOK_SECONDS = 5.0
 COMPACTED = "Compacted"
 """Condition of a node that has been at its limit with paused sandboxes."""
+DRAINED = "Drained"
+"""Condition of a node that somebody wants empty, or wanted."""
 USAGE_SECONDS = 30.0
 """How often the use of a node is written when nothing else changed."""
 
@@ -37,6 +40,7 @@ class Nodes:
     placer: Placer
     clock: Clock
     compacting: Compacting
+    drainer: Drainer
 
     async def reconcile(self, key: Key) -> float | None:
         """Follow a node's agent and write whether it is ready."""
@@ -63,15 +67,15 @@ class Nodes:
         old = next((c for c in node.status.conditions if c.type == "Ready"), None)
         moved = old is None or (old.status, old.reason) != (holds, reason.value)
         reworded = reason is RecordReason.INVALID and old is not None and old.message != message
-        compacted = self._compacted(node)
+        news = [one for one in (self._compacted(node), self._drained(node)) if one is not None]
         traits = self.fleet.members[name].traits
         settled = node.status.placement == traits
         aged = node.status.live != memory.live and self._write_age(node) > USAGE_SECONDS
-        if settled and not (moved or reworded or aged or compacted):
+        if settled and not (moved or reworded or aged or news):
             return LOOK_SECONDS
         conditions = with_condition(node.status.conditions, condition, now=now)
-        if compacted is not None:
-            conditions = with_condition(conditions, compacted, now=now)
+        for one in news:
+            conditions = with_condition(conditions, one, now=now)
         status = node.status.model_copy(
             update={
                 "observed_generation": node.metadata.generation,
@@ -105,6 +109,29 @@ class Nodes:
             status=ConditionStatus.FALSE if words else ConditionStatus.TRUE,
             reason=reason.value,
             message=words or "it is below its limit, or nothing that rests could leave it",
+            observed_generation=node.metadata.generation,
+        )
+
+    def _drained(self, node: SandboxNode) -> Condition | None:
+        """Return what is to be said of a drain of a node; None: nothing new."""
+        name, old = node.metadata.name, condition_of(node.status.conditions, DRAINED)
+        asked, left = self.drainer.drains(name), self.drainer.about(name)
+        if not asked and (old is None or old.reason == RecordReason.NOT_ASKED.value):
+            return None
+        reason, holds = RecordReason.DRAINED, ConditionStatus.TRUE
+        words = "it is empty, and takes no work"
+        if not asked:
+            reason, holds = RecordReason.NOT_ASKED, ConditionStatus.UNKNOWN
+            words = "nobody wants it empty any more"
+        elif left:
+            reason, holds, words = RecordReason.DRAINING, ConditionStatus.FALSE, left
+        if old is not None and (old.reason, old.message) == (reason.value, words):
+            return None
+        return Condition(
+            type=DRAINED,
+            status=holds,
+            reason=reason.value,
+            message=words,
             observed_generation=node.metadata.generation,
         )
 

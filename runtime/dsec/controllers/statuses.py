@@ -205,6 +205,8 @@ def _role(one: Plan, facts: Facts) -> RoleStatus:
 
 def _state(binding: Binding, facts: Facts) -> str:
     status = facts.statuses.get(binding.id)
+    if binding.asleep:
+        return "paused"
     if status is None or not status.registered:
         return "starting"
     if status.state is SandboxState.RUNNING:

@@ -175,6 +175,7 @@ class Term:
             self.caches, bind_log, world.objects, world.records, history, clock, self.tenants.specs
         )
         self.placer.displacer.rests = self._rests
+        self.placer.displacer.save = self.sleeper.save
         self.keyed.money = self.accountant.refusal
         self.experiments = experiments = Experiments(
             Parts(
@@ -267,6 +268,7 @@ class Term:
             tenants=self.tenants.specs,
             history=history,
             changed=self._changed,
+            mover=self.mover,
         )
         experiments.parts.nodes = self.buyer.about
         self.replicator = replicator(world, self.caches, history)

@@ -19,6 +19,8 @@ from dsec.api.internal import (
     ExtendOutcome,
     LeaseAnswer,
     LeaseCall,
+    MoveAsk,
+    MoveOutcome,
 )
 from dsec.api.wire import ErrorBody, KeyedAnswers
 from dsec.gateway.errors import ApiError, away
@@ -30,6 +32,7 @@ from dsec.world.records import RecordNotFoundError, Records, RecordsError
 LEASE_SECONDS = 1.0
 CALL_SECONDS = 20.0
 """Longer than the leader waits for agents before it answers `unknown`."""
+SAVE_SECONDS = 900.0
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -60,6 +63,10 @@ class Leader:
     async def extend(self, ask: ExtendAsk) -> ExtendOutcome:
         """Have a sandbox left alone by the reaper. Raises ApiError."""
         return await self._call("/internal/v1/extend", ask, ExtendOutcome)
+
+    async def move(self, ask: MoveAsk) -> MoveOutcome:
+        """Have a sandbox moved, put to sleep or woken; saving may take minutes. Raises ApiError."""
+        return await self._call("/internal/v1/move", ask, MoveOutcome, SAVE_SECONDS)
 
     async def lease(self, call: LeaseCall) -> LeaseAnswer:
         """Have quota and keys lent, or taken back. Raises ApiError."""
@@ -129,7 +136,9 @@ class Leader:
             moving.cancel()
             await asyncio.gather(asking, moving, return_exceptions=True)
 
-    async def _call(self, path: str, call: BaseModel, answer: type[M]) -> M:
+    async def _call(
+        self, path: str, call: BaseModel, answer: type[M], seconds: float = CALL_SECONDS
+    ) -> M:
         endpoint = await self._find()
         client = self._clients.get(endpoint)
         if client is None:
@@ -144,6 +153,7 @@ class Leader:
                         "Authorization": f"Bearer {self.secret}",
                         "Content-Type": "application/json",
                     },
+                    timeout=seconds,
                 ),
             )
         except httpx2.TransportError as problem:

@@ -122,6 +122,9 @@ class Views:
                 status.times[SandboxState.ENDED] = binding.ended_at
         elif binding.node:
             status = self._live(binding, status)
+        elif binding.asleep:
+            status.state = SandboxState.PAUSED
+            status.message = f"it hibernates, as {binding.asleep} asked"
         return status
 
     def _live(self, binding: Binding, status: SandboxStatus) -> SandboxStatus:

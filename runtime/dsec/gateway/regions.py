@@ -36,8 +36,7 @@ from dsec.snapshots.failover import (
 )
 from dsec.snapshots.homes import HomeTakenError
 from dsec.snapshots.keys import KeyAwayError, KeyUnknownError
-from dsec.snapshots.layout import prefix_of
-from dsec.snapshots.refs import ref_key
+from dsec.snapshots.layout import name_of, prefix_of
 from dsec.snapshots.replicating import REPOSITORY
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.routing import Residency
@@ -196,7 +195,7 @@ class _Failover:
                 report = await verify(repo, ref.manifest)
                 for copy in row.copies:
                     if copy.lineage == ref.lineage and not report.good:
-                        copy.problem = f"{ref_key('', ref.lineage, ref.seq)}: {report.problems[0]}"
+                        copy.problem = f"{name_of(ref.lineage, ref.seq)}: {report.problems[0]}"
 
     async def _isolate(self, prefix: str, case: Case, row: FailoverRow) -> None:
         try:

@@ -9,9 +9,11 @@ from typing import cast
 import pytest
 from dsec.agent.core import Core
 from dsec.agent.inside import MOST_AT_ONCE, Inside
+from dsec.agent.snapshot_marks import Marks
 from dsec.agent.uplink import AwayError, RefusedError, Uplink
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.wire import NodeInventory
+from dsec.world.clock import SystemClock
 from dsec.world.http import POOL
 
 SANDBOX = "sb-" + "a" * 26
@@ -45,7 +47,7 @@ def inside(gateway: Gateway) -> Inside:
         resources=Resources(cpu_milli=100, memory_bytes=1 << 20, pids=8, disk_bytes=1 << 20),
     )
     core.admit(spec, datetime(2026, 1, 1, tzinfo=UTC))
-    return Inside(core, cast("Uplink", gateway))
+    return Inside(core, cast("Uplink", gateway), lambda _: Marks(SystemClock()))
 
 
 async def test_a_gateway_that_hangs_is_asked_so_often_and_no_more() -> None:

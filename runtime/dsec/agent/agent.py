@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from dsec.agent import rows
+from dsec.agent import pressure, rows
 from dsec.agent.config import AgentConfig
 from dsec.agent.core import SEQ_PER_INCARNATION, Core
 from dsec.agent.deadline import Deadline
@@ -22,12 +22,17 @@ from dsec.agent.inside import Inside
 from dsec.agent.life import Ground, Life, destroy
 from dsec.agent.metrics import Metrics
 from dsec.agent.nodeinfo import offered
+from dsec.agent.snapshot_plan import Pressure
+from dsec.agent.snapshot_shelf import Shelves
+from dsec.agent.snapshot_taking import Bench
+from dsec.agent.snapshots import Snapshots
 from dsec.agent.spool import Spool, SpoolError
 from dsec.agent.state import NodeFiles, StateError, machine_boot_id
 from dsec.agent.uplink import Uplink
 from dsec.agent.winddown import WindDown
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec, SandboxState
+from dsec.api.snapshot import SnapshotKind, SnapshotRef
 from dsec.api.wire import (
     CreateAnswer,
     NodeInventory,
@@ -39,6 +44,7 @@ from dsec.api.wire import (
     SandboxUse,
 )
 from dsec.journal.denials import Denials
+from dsec.snapshots.limits import Limits
 from dsec.world.clock import Clock, Randomness
 from dsec.world.network import Network
 from dsec.world.substrate import Chunk, ExecRequest, Started, Substrate, SubstrateError
@@ -71,7 +77,10 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What an agent reaches the world with. `identified`: it has what says who it is already."""
+    """What an agent reaches the world with. `identified`: it has what says who it is already.
+
+    `stores` makes clients for presigned URLs; None: bytes of snapshots go by the gateway.
+    """
 
     substrate: Substrate
     network: Network
@@ -79,6 +88,7 @@ class Outside:
     randomness: Randomness
     metrics: Metrics
     identified: bool = True
+    stores: Network | None = None
 
 
 class Agent:
@@ -113,6 +123,15 @@ class Agent:
         self._ship = asyncio.Event()
         self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
         self._background: list[asyncio.Task[None]] = []
+        self._shelves = Shelves(
+            self.uplink,
+            outside.clock,
+            outside.randomness,
+            config.state_dir / "snapshots",
+            outside=outside.stores,
+            spool_bytes=config.snapshot_spool_bytes,
+        )
+        self._snapshots = Snapshots(self._bench(outside, inventory))
         self._ground = Ground(
             core=self.core,
             substrate=outside.substrate,
@@ -124,11 +143,13 @@ class Agent:
             uploads=asyncio.Semaphore(config.uploads),
             archive_patience=config.archive_patience,
             inline_output=config.inline_output,
+            snapshots=self._snapshots,
+            final_snapshot_seconds=config.final_snapshot_seconds,
             record=self._record,
             commit=self.spool.commit,
         )
         outside.substrate.on_heartbeat = self._heartbeat
-        outside.substrate.on_call = Inside(self.core, self.uplink).call
+        outside.substrate.on_call = Inside(self.core, self.uplink, self._snapshots.marks).call
         self.deadline = Deadline(config.state_dir, outside.clock, boot_id, durable=config.durable)
         self.wind_down = WindDown(self, self.deadline)
         self.notices: dict[str, NodeNotice] = {}
@@ -158,6 +179,7 @@ class Agent:
             self.uplink.ship(self.config.node_name, self.spool, self._ship),
             self._keep_house(),
             self.wind_down.run(),
+            self._snapshots.run(),
         ):
             task = asyncio.create_task(work)
             task.add_done_callback(self._failed)
@@ -186,6 +208,7 @@ class Agent:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.spool.commit()
         self.spool.close()
+        await self._shelves.close()
         await self.uplink.close()
 
     # ------------------------------------------------------------------ calls
@@ -264,6 +287,20 @@ class Agent:
         except SubstrateError as error:
             self.core.lend(sandbox_id)
             raise CannotResumeError(str(error)) from error
+        self._snapshots.resumed(sandbox_id)
+
+    async def snapshot(
+        self, sandbox_id: str, kind: SnapshotKind | None, *, reason: str, hold: bool
+    ) -> SnapshotRef:
+        """Take a snapshot now; `hold`: it stays paused afterwards, and `resume` lets it go on.
+
+        Raises UnknownSandboxError, NotRunningError, SnapshotFailedError.
+        """
+        entry = self._running(sandbox_id)
+        try:
+            return await self._snapshots.take(entry, kind, reason=reason, hold=hold)
+        finally:
+            await self.spool.commit()
 
     def exec(self, sandbox_id: str, request: ExecRequest) -> AsyncIterator[Chunk]:
         """Run a command in a running sandbox. Raises UnknownSandboxError, NotRunningError."""
@@ -346,11 +383,7 @@ class Agent:
         """Put a warning into the status and the history of every live sandbox."""
         for entry in self.core:
             if self.core.warn(entry.spec.identity.id, message):
-                seq, now = self.spool.next_seq(), self.clock.now()
-                row = rows.warning_row(entry, message, boot_id=self.boot_id, seq=seq, now=now)
-                self.spool.append({"row": row, "put": rows.dump_entry(entry)})
-        self._ship.set()
-        self.feed.notify()
+                self._event(entry, "sandbox-warned", {"message": message})
         await self.spool.commit()
 
     def limit_archives(self, limit: Callable[[], float]) -> None:
@@ -371,6 +404,26 @@ class Agent:
             self._row("denied", {**told, "unwritten": unwritten})
 
     # ------------------------------------------------------------------ inside
+
+    def _bench(self, outside: Outside, inventory: NodeInventory) -> Bench:
+        """Return what snapshots of this node work with."""
+        config = self.config
+        return Bench(
+            core=self.core,
+            substrate=outside.substrate,
+            clock=outside.clock,
+            randomness=outside.randomness,
+            shelves=self._shelves,
+            directory=config.state_dir / "snapshots",
+            note=self._event,
+            pause=self.pause,
+            resume=self.resume,
+            # a simulated machine is not busy because this one is
+            pressure=Pressure if inventory.simulated else pressure.read,
+            limits=Limits(bytes_per_second=config.snapshot_bytes_per_second),
+            first_passes=asyncio.Semaphore(config.snapshots),
+            second_passes=asyncio.Semaphore(config.snapshots),
+        )
 
     def _settled(self, spec: SandboxSpec) -> SandboxSpec:
         """Return a spec with the times that this node's pool sets for its sandboxes."""
@@ -460,6 +513,14 @@ class Agent:
         self.feed.notify(entry.status.state)
         rows.log(entry)
 
+    def _event(self, entry: Entry, kind: str, body: dict[str, Any]) -> None:
+        """Queue the row of something that happened to a sandbox, with the entry as it is."""
+        seq, now = self.spool.next_seq(), self.clock.now()
+        row = rows.event_row(entry, kind, body, boot_id=self.boot_id, seq=seq, now=now)
+        self.spool.append({"row": row, "put": rows.dump_entry(entry)})
+        self._ship.set()
+        self.feed.notify()
+
     def _row(self, kind: str, body: dict[str, Any]) -> None:
         row = rows.node_row(
             self.core,
@@ -509,11 +570,13 @@ async def run_agent(
     boot_id: str = "",
     metrics: Metrics | None = None,
     identified: bool = True,
+    stores: Network | None = None,
 ) -> Agent:
     """Start an agent in this event loop and return it; serve it with `dsec.agent.app.make_app`.
 
     `boot_id` is the machine's by default; `metrics` may be shared by the nodes of a process.
-    `identified` False: nothing but registrations is sent until there is a certificate.
+    `identified` False: nothing but registrations is sent until there is a certificate. `stores`: as
+    in `Outside`.
     Registration is separate: `dsec.agent.register`.
     Raises SpoolError, StateError, SubstrateError, ValueError (a reserve that leaves nothing).
     """
@@ -521,7 +584,9 @@ async def run_agent(
         inventory = await substrate.inventory()
     except OSError as error:
         raise SubstrateError("infrastructure", f"inventory: {error}") from error
-    outside = Outside(substrate, network, clock, randomness, metrics or Metrics(), identified)
+    outside = Outside(
+        substrate, network, clock, randomness, metrics or Metrics(), identified, stores
+    )
     agent = Agent(config, outside, offered(inventory, config), boot_id or machine_boot_id())
     await agent.start()
     return agent

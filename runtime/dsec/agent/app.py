@@ -27,10 +27,12 @@ from dsec.agent.agent import (
 )
 from dsec.agent.core import StaleEpochError
 from dsec.agent.entry import Stop
+from dsec.agent.snapshot_taking import SnapshotFailedError
 from dsec.agent.spool import SpoolError
 from dsec.agent.state import StateError
 from dsec.api import frames
 from dsec.api.reasons import EndReason
+from dsec.api.snapshot import SnapshotAnswer, SnapshotCall
 from dsec.api.wire import (
     AckCall,
     CreateAnswers,
@@ -64,6 +66,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str], ...] = (
     (SpoolError, 503, "disk"),
     (StateError, 503, "disk"),
 )
+_SNAPSHOT_STATUS = {"away": 503, "invalid": 400, "failed": 500}
 _log = structlog.get_logger(__name__)
 M = TypeVar("M", bound=BaseModel)
 
@@ -118,6 +121,7 @@ def make_app(nodes: Nodes) -> Starlette:
             at("run-until", "POST", _run_until, (CONTROLLER,)),
             at("sandboxes/{id}/pause", "POST", _pause),
             at("sandboxes/{id}/resume", "POST", _resume),
+            at("sandboxes/{id}/snapshot", "POST", _snapshot),
             at("sandboxes/{id}/exec", "POST", _exec, (GATEWAY,)),
             at("sandboxes/{id}/logs", "GET", _logs, (GATEWAY,)),
         ]
@@ -191,6 +195,18 @@ async def _resume(request: Request, node: Node) -> Response:
     node.agent.see_epoch((await _body(request, EpochCall)).epoch)
     await node.agent.resume(request.path_params["id"])
     return _json(EpochCall(epoch=node.agent.core.epoch))
+
+
+async def _snapshot(request: Request, node: Node) -> Response:
+    call = await _body(request, SnapshotCall)
+    node.agent.see_epoch(call.epoch)
+    sandbox_id = request.path_params["id"]
+    try:
+        ref = await node.agent.snapshot(sandbox_id, call.kind, reason=call.reason, hold=call.hold)
+    except SnapshotFailedError as error:
+        status = _SNAPSHOT_STATUS.get(error.code, 409)
+        raise ApiError(status, f"snapshot-{error.code}", str(error)) from error
+    return _json(SnapshotAnswer(epoch=node.agent.core.epoch, ref=ref))
 
 
 async def _exec(request: Request, node: Node) -> Response:

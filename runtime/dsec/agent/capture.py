@@ -17,6 +17,7 @@ from typing import cast
 
 import structlog
 
+from dsec.agent.ocispec import PLATFORM
 from dsec.agent.records import ROOTS, Record
 from dsec.api.reasons import EndReason
 from dsec.api.snapshot import SnapshotKind
@@ -30,15 +31,19 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = structlog.get_logger(__name__)
 
 
-def reach(fd: int) -> Path:
-    """Return a path to an open directory that is no link itself, for any thread of this process."""
-    return Path(f"/proc/self/fd/{fd}/.")
+def reach(fd: int, name: str = "") -> Path:
+    """Return a path to what lies in an open directory, or to a whole root, for any thread.
+
+    It ends in no link: who opens it may refuse to follow one. A root has the platform's own folder,
+    which nobody inside can take away.
+    """
+    return Path(f"/proc/self/fd/{fd}", *([name] if name else [PLATFORM.lstrip("/"), ".."]))
 
 
 @contextmanager
 def roots(record: Record) -> Iterator[tuple[int, int]]:
-    """Open the writable layer and the whole root of a sandbox. Raises SubstrateError."""
-    pid, number = record.init_pid(), record.get(ROOTS).get("upper")
+    """Open the writable space and the whole root of a sandbox. Raises SubstrateError."""
+    pid, number = record.init_pid(), record.get(ROOTS).get("disk")
     if pid is None or not isinstance(number, int):
         why = "its init is gone" if pid is None else "it was started by an agent without snapshots"
         raise SubstrateError(EndReason.INFRASTRUCTURE, f"{record.home.name}: {why}")
@@ -84,21 +89,26 @@ def open_below(root: int, path: str) -> int:
 def trees(
     roots_of: tuple[int, int], kind: SnapshotKind, paths: Sequence[str]
 ) -> Iterator[tuple[Tree, ...]]:
-    """Open what a snapshot of a kind copies; paths that are no directories are left out."""
-    upper, root = roots_of
+    """Open what a snapshot of a kind copies; what does not exist, or is a link, is left out."""
+    disk, root = roots_of
     if kind is SnapshotKind.DISK:
-        yield (Tree(reach(upper), "/", upper=True),)
+        yield (Tree(reach(disk, "upper"), "/", upper=True),)
         return
     with contextlib.ExitStack() as held:
         found = []
         for path in dict.fromkeys(paths):
+            pure = PurePosixPath(path)
             try:
-                fd = open_below(root, path)
+                fd = open_below(root, str(pure.parent))
+                held.callback(os.close, fd)
+                link = pure.name and stat.S_ISLNK(os.lstat(pure.name, dir_fd=fd).st_mode)
+                why = "is a link" if link else ""
             except OSError as error:
-                _log.info("left out of a snapshot", path=path, why=error.strerror)
+                why = str(error.strerror)
+            if why:
+                _log.info("left out of a snapshot", path=path, why=why)
                 continue
-            held.callback(os.close, fd)
-            found.append(Tree(reach(fd), path))
+            found.append(Tree(reach(fd, pure.name), path))
         yield tuple(found)
 
 
@@ -139,8 +149,8 @@ async def held_still(init: Path, fd: int) -> AsyncIterator[bool]:
 def thaw(record: Record) -> None:
     """Let the file system of a sandbox go on, should anybody have left it frozen. Idempotent."""
     # what is not frozen, or cannot be, says so
-    with contextlib.suppress(SubstrateError, OSError), roots(record) as (upper, _):
-        fcntl.ioctl(upper, _THAW, 0)
+    with contextlib.suppress(SubstrateError, OSError), roots(record) as (disk, _):
+        fcntl.ioctl(disk, _THAW, 0)
 
 
 def write_files(root: int, files: Sequence[dict[str, object]]) -> None:

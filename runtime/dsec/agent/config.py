@@ -86,6 +86,20 @@ class AgentConfig(Model):
         default=1 << 16, ge=0, description="Output that travels with an end, per stream."
     )
     uploads: int = Field(default=8, ge=1, description="Scenes uploaded at the same time.")
+    snapshots: int = Field(
+        default=2, ge=1, description="Snapshots read at the same time; the others wait."
+    )
+    snapshot_spool_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="Disk, per tenant, for what of snapshots waits to be sent.",
+    )
+    snapshot_bytes_per_second: float | None = Field(
+        default=None, gt=0, description="Of one snapshot, sent or fetched; default: no bound."
+    )
+    final_snapshot_seconds: float = Field(
+        default=120.0, ge=0, description="How long an end waits for the last snapshot before it."
+    )
     run_until: datetime | None = Field(
         default=None, description="UTC time at which the node ends by itself; default: never."
     )

@@ -14,6 +14,7 @@ from dsec.agent.entry import ENDING, NEXT, Entry, IllegalTransitionError, Stop
 from dsec.agent.gpus import GpuRefusalError, Gpus, devices_asked
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Resources, SandboxSpec, SandboxState, SandboxStatus
+from dsec.api.snapshot import LastSnapshot
 from dsec.api.wire import CreateAnswer, NodeInventory
 
 TOMBSTONE_AGE = timedelta(hours=24)
@@ -281,6 +282,13 @@ class Core:
         entry.status.message = message
         self._touch(entry)
         return True
+
+    def saved(self, sandbox_id: str, last: LastSnapshot) -> None:
+        """Take note of a snapshot that exists now."""
+        entry = self._entries.get(sandbox_id)
+        if entry is not None and entry.live:
+            entry.status.snapshot = last
+            self._touch(entry)
 
     def heartbeat(self, sandbox_id: str, now: datetime) -> bool:
         """Take note of a heartbeat; True for the first one: the sandbox has registered.

@@ -6,8 +6,11 @@ the copy that counts. Nothing here waits in the way of heartbeats, journal or ar
 """
 
 import re
+from collections.abc import Callable
 
+from dsec.agent import snapshot_marks
 from dsec.agent.core import Core
+from dsec.agent.snapshot_marks import Marks
 from dsec.agent.uplink import AwayError, RefusedError, Uplink
 from dsec.api.wire import ErrorBody
 
@@ -17,7 +20,8 @@ A take may wait for work, and hold its own for 20 seconds."""
 _QUEUE = re.compile(r"/v1/queue/([a-z0-9][-a-z0-9]{0,62})(?:/(put|take|ack|release|extend))?")
 _SCALE = "/v1/scale"
 _PATHS = (
-    "POST /v1/queue/{queue}/{put|take|ack|release|extend}, GET /v1/queue/{queue}, POST /v1/scale"
+    "POST /v1/queue/{queue}/{put|take|ack|release|extend}, GET /v1/queue/{queue}, POST /v1/scale, "
+    "POST /v1/snapshot/mark, GET /v1/snapshot/notice"
 )
 
 
@@ -35,9 +39,11 @@ def gateway_path(sandbox: str, method: str, path: str) -> str | None:
 class Inside:
     """Of one node: makes the calls, as many as a node may have under way."""
 
-    def __init__(self, core: Core, uplink: Uplink) -> None:
+    def __init__(self, core: Core, uplink: Uplink, marks: Callable[[str], Marks]) -> None:
+        """`marks` finds those of a sandbox: the agent itself answers what is about snapshots."""
         self._core = core
         self._uplink = uplink
+        self._marks = marks
         self._under_way = 0
 
     async def call(self, sandbox: str, method: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -45,6 +51,14 @@ class Inside:
         entry = self._core.get(sandbox)
         if entry is None or not entry.live:
             return _refused(409, "fenced", f"{sandbox} does not count any more")
+        if snapshot_marks.is_about_snapshots(path):
+            return await snapshot_marks.serve(self._marks(sandbox), method, path, body)
+        return await self._pass_on(sandbox, method, path, body)
+
+    async def _pass_on(
+        self, sandbox: str, method: str, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        """Make the call at a gateway."""
         target = gateway_path(sandbox, method, path)
         if target is None:
             return _refused(

@@ -140,7 +140,7 @@ class Launcher:
         argv += ["run", "--detach", "--bundle", str(home), "--pid-file", str(home / "pid")]
         # beside them the cgroup, and the two roots that `capture` reads
         argv += ["--preserve-fds", str(len(fds) + 1 + join + 2), sandbox]
-        record.put(ROOTS, {"upper": FIRST_FD + len(fds) + 1 + join})
+        record.put(ROOTS, {"disk": FIRST_FD + len(fds) + 1 + join})
         value = ocispec.launch_spec(
             spec, stack, home, cgroups=self.cgroups, disk=self.disk, fds=fds, runtime=argv
         )

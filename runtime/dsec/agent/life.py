@@ -16,6 +16,7 @@ import structlog
 
 from dsec.agent.core import Core
 from dsec.agent.entry import Entry, IllegalTransitionError, Stop
+from dsec.agent.snapshots import Snapshots
 from dsec.agent.spool import SpoolError
 from dsec.agent.uplink import FencedError, Uplink, archive_prefix, backoff
 from dsec.agent.upload import RESULT_NAME, OutOfPatienceError, SceneUpload
@@ -49,6 +50,8 @@ class Ground:
     uploads: asyncio.Semaphore
     archive_patience: float
     inline_output: int
+    snapshots: Snapshots
+    final_snapshot_seconds: float
     record: Callable[[Entry], None]
     commit: Callable[[], Awaitable[None]]
     archive_limit: Callable[[], float] = lambda: math.inf
@@ -79,8 +82,11 @@ class Life:
             end = await self._until_end()
             self._g.core.finish(self._id, self._trimmed(end), self._now())
             await self._recorded()
+        await self._last_snapshot()
         archive, partial = await self._archive()
         await destroy(self._g, self._id)
+        if self._g.snapshots.knows(self._id):
+            await asyncio.to_thread(self._g.snapshots.forget, self._id)
         self._g.core.close(self._id, self._now(), archive=archive, partial=partial)
         await self._recorded()
 
@@ -108,6 +114,9 @@ class Life:
     async def _bring_up(self) -> None:
         entry, substrate = self._entry, self._g.substrate
         self._check_stop()
+        if entry.status.state is S.CREATING and entry.spec.restore is not None:
+            # an agent that died meanwhile may have left half of a snapshot in it
+            await substrate.destroy(self._id)
         if entry.status.state is S.BOUND:
             # a restart begins again from either: what shows this state commits it first
             self._g.core.advance(self._id, S.PULLING, self._now())
@@ -124,10 +133,12 @@ class Life:
             started = await substrate.create(entry.spec)
             self._check_stop()
             entry.status.address = started.address
-            await self._advance(S.STARTING)
-            await substrate.start(self._id)
         finally:
             self._g.creates.release()
+        if entry.spec.restore is not None:
+            await self._or_stop(self._g.snapshots.restore(entry))
+        await self._advance(S.STARTING)
+        await substrate.start(self._id)
 
     async def _start_again(self) -> None:
         """Start what an earlier agent may have died just before starting."""
@@ -142,12 +153,15 @@ class Life:
         waiter = asyncio.create_task(self._g.substrate.wait(self._id))
         waiter.add_done_callback(lambda _: self.wake())
         helpers: set[asyncio.Task[None]] = set()
+        if self._entry.spec.snapshot is not None:
+            helpers.add(asyncio.create_task(self._g.snapshots.keep(self._entry)))
         try:
             while not waiter.done():
                 self._event.clear()
                 if self._entry.stop is not None and self._stopped_at is None:
                     grace = self._entry.stop.grace
-                    self._stopped_at = until(self._g.clock, grace + STOP_MARGIN)
+                    most = grace + STOP_MARGIN + self._final_seconds()
+                    self._stopped_at = until(self._g.clock, most)
                     helpers.add(asyncio.create_task(self._send_stop(grace)))
                 left = self._seconds_left()
                 if left is not None and left <= 0:
@@ -183,7 +197,43 @@ class Life:
         await self._g.clock.sleep(seconds)
         self.wake()
 
+    def _final_seconds(self) -> float:
+        """Return how long an end may wait for the last snapshot before it: 0 where none is taken.
+
+        Nobody asks for that of what counts no more, or never ran.
+        """
+        plan = self._entry.spec.snapshot
+        if plan is None or not plan.final or self._entry.fenced:
+            return 0.0
+        if S.RUNNING not in self._entry.status.times:
+            return 0.0
+        return max(0.0, min(self._g.final_snapshot_seconds, self._g.archive_limit()))
+
+    async def _within(self, seconds: float, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that must not keep an end waiting for longer."""
+        task = asyncio.create_task(work)
+        timer = asyncio.create_task(self._g.clock.sleep(seconds))
+        try:
+            await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            task.cancel()
+            failed = (await asyncio.gather(task, return_exceptions=True))[0]
+        if isinstance(failed, SpoolError):
+            raise failed
+        if isinstance(failed, Exception):
+            _log.error("last snapshot failed", sandbox=self._id, error=repr(failed))
+
+    async def _last_snapshot(self) -> None:
+        """Take what an orderly end has left: its row comes before that of the end."""
+        if self._lost or self._entry.end is None or not (seconds := self._final_seconds()):
+            return
+        await self._within(seconds, self._g.snapshots.after_end(self._entry, self._entry.end))
+        await self._g.commit()
+
     async def _send_stop(self, grace: float) -> None:
+        if seconds := self._final_seconds():
+            await self._within(seconds, self._g.snapshots.before_stop(self._entry))
         try:
             await self._g.substrate.stop(self._id, grace)
         except SubstrateError as error:

@@ -12,7 +12,7 @@ from dsec.api.sandbox import SandboxSpec
 
 SOCKET = "ctl"
 ROOTS = "roots.json"
-"""Which descriptor of init is the writable layer; the next one is the whole root."""
+"""Which descriptor of init is the writable space; the next one is the whole root."""
 FIRST_FD = 3
 _NS_GET_ID = 2 << 30 | 8 << 16 | 0xB7 << 8 | 13
 """ioctl of namespace files, with a u64 for the answer."""

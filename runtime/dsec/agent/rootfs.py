@@ -17,6 +17,8 @@ DATASET = "/dataset"
 OUTPUT = "/output"
 IDENTITY_FILE = "/workspace/.dsec/identity.json"
 ITEM_FILE = "/workspace/.dsec/item"
+RESTORE_FILE = "/workspace/.dsec/restored.json"
+"""What a restored program finds of its snapshot."""
 PLUGIN_HOME = "/opt/dsec/plugins"
 API = "http://ctrl-plane:8080"
 HEARTBEAT = f"{API}/heartbeat"
@@ -104,6 +106,8 @@ def environment(spec: SandboxSpec, image_env: dict[str, str]) -> dict[str, str]:
     }
     if spec.item is not None:
         contract["DSEC_ITEM_FILE"] = ITEM_FILE
+    if spec.restore is not None:
+        contract["DSEC_RESTORE_FILE"] = RESTORE_FILE
     return {**image_env, **spec.env, **contract}
 
 

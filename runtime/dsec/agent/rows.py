@@ -99,13 +99,12 @@ def row_of(entry: Entry, boot_id: str, seq: int, now: datetime) -> dict[str, Any
     }
 
 
-def warning_row(
-    entry: Entry, message: str, *, boot_id: str, seq: int, now: datetime
+def event_row(
+    entry: Entry, kind: str, body: dict[str, Any], *, boot_id: str, seq: int, now: datetime
 ) -> dict[str, Any]:
-    """Return a journal row that warns the owner of a live sandbox."""
+    """Return a journal row about what happened to a sandbox beside its states."""
     identity = entry.spec.identity
-    body: dict[str, object] = {"message": message}
-    return _row(entry.status.node, "sandbox-warned", body, boot_id=boot_id, seq=seq, now=now) | {
+    return _row(entry.status.node, kind, body, boot_id=boot_id, seq=seq, now=now) | {
         "tenant": identity.tenant,
         "experiment": identity.experiment,
         "sandbox": identity.id,

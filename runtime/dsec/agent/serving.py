@@ -94,6 +94,7 @@ class Host:
             boot_id=boot_id,
             metrics=self.metrics,
             identified=store.valid(self.clock.now()),
+            stores=NetworkPlain(),
         )
         node = self.nodes[name] = Node(agent=agent)
 

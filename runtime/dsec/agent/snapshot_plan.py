@@ -83,10 +83,10 @@ def first_wait(period: float, age: float | None, chance: float) -> float:
 def patience(period: float | None, *, marks: int, missed: int) -> float:
     """Return how long to wait for the program's mark, in seconds.
 
-    A program that has never made one is soon not waited for any more.
+    A program that has never made one gets a short while, and is soon not waited for any more.
     """
-    if not marks and missed >= MISSED_MOST:
-        return 0.0
+    if not marks:
+        return MARK_LEAST if missed < MISSED_MOST else 0.0
     return min(MARK_MOST, max(MARK_LEAST, (period or 2 * MARK_MOST) / 2))
 
 

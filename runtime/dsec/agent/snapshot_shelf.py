@@ -7,7 +7,7 @@ taken while no gateway answered exists as soon as one does, also after a restart
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,10 @@ class Shelves:
         self._access: dict[str, Access] = {}
         self._lock = asyncio.Lock()
         self._publishing = asyncio.Lock()
+        self.waits = asyncio.Event()
+        """Set while snapshots wait for a gateway."""
+        if any(self._waiting()):
+            self.waits.set()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -107,6 +111,10 @@ class Shelves:
                 self._repositories[access.prefix] = repository
         return Shelf(access, store, repository)
 
+    def knows(self, sandbox: str) -> bool:
+        """Return whether a sandbox has used a repository here."""
+        return sandbox in self._access
+
     def forget(self, sandbox: str) -> None:
         """Drop what is known of a sandbox that has ended; the last of its tenant takes the key."""
         gone = self._access.pop(sandbox, None)
@@ -115,19 +123,25 @@ class Shelves:
 
     # ------------------------------------------------------------------ coming to exist
 
-    async def publish(self, shelf: Shelf, call: PublishCall) -> SnapshotRef | None:
+    async def publish(
+        self, shelf: Shelf, call: PublishCall, *, wait: bool = True
+    ) -> SnapshotRef | None:
         """Send what waits and make the snapshot exist; None: it waits on disk for a gateway.
 
-        Its number is set here. Raises LateError, DoomedError, StateError.
+        Its number is set here. Raises LateError, DoomedError, StateError, and without `wait`
+        ShelfAwayError.
         """
         ref = call.ref
         try:
             return await self._publish(shelf.store, shelf.access.prefix, call)
         except (AwayError, ObjectStoreError) as error:
+            if not wait:
+                raise ShelfAwayError(f"control plane unavailable: {error}") from error
             _log.info("a snapshot waits on disk", sandbox=ref.sandbox, why=str(error))
             name = f"{ref.created:%Y%m%dT%H%M%S%f}-{ref.sandbox}-{ref.kind}.json"
             text = json.dumps({"prefix": shelf.access.prefix, "call": call.wire()}).encode()
             await asyncio.to_thread(replace_durably, self._pending / name, text)
+            self.waits.set()
             return None
 
     async def catch_up(self, done: Callable[[SnapshotRef], Awaitable[None]]) -> bool:
@@ -135,7 +149,7 @@ class Shelves:
 
         `done` is told of each one that exists now. Raises OSError.
         """
-        for path in sorted(self._pending.glob("[0-9]*.json")):
+        for path in sorted(self._waiting()):
             try:
                 body = json.loads(path.read_bytes())
                 call, prefix = PublishCall.model_validate(body["call"]), str(body["prefix"])
@@ -156,9 +170,8 @@ class Shelves:
             path.unlink(missing_ok=True)
         return True
 
-    def waiting(self, sandbox: str) -> bool:
-        """Return whether a snapshot of a sandbox waits for a gateway."""
-        return any(self._pending.glob(f"*-{sandbox}-*.json"))
+    def _waiting(self) -> Iterator[Path]:
+        return self._pending.glob("[0-9]*.json")
 
     async def _publish(self, store: SpooledObjects, prefix: str, call: PublishCall) -> SnapshotRef:
         async with self._publishing:

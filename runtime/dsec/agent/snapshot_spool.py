@@ -39,12 +39,16 @@ class DeniedError(ObjectStoreError):
     """The store answers, and refuses: the copy, or its whole tenant, is not of this node."""
 
 
+class ShortError(ObjectStoreError):
+    """The object ends before the part that was asked for: it was cut short, and will stay so."""
+
+
 class SpooledObjects:
     """An ObjectStore over another one; what cannot go there yet waits in a directory.
 
     `most` bounds the bytes that wait. Only creates wait. What a save asks of the store besides is
     answered from memory while it is away, as far as it was answered before: which index objects
-    there are, where the collector stood, and leases, which nobody could read then.
+    there are, and where the collector stood. Leases of that time stay here: nobody could read them.
     """
 
     def __init__(self, store: ObjectStore, directory: Path, clock: Clock, *, most: int) -> None:
@@ -54,11 +58,13 @@ class SpooledObjects:
         self._clock = clock
         self._most = most
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._sizes = {
-            unquote(path.name): path.stat().st_size
-            for path in directory.iterdir()
-            if not path.name.startswith(".")
-        }
+        self._sizes: dict[str, int] = {}
+        for path in directory.iterdir():
+            key = unquote(path.name)
+            if path.name.startswith(".") or _part(key).startswith(_LEASES):
+                path.unlink()
+            else:
+                self._sizes[key] = path.stat().st_size
         self._behind = self._coming = 0
         self._away: Callable[[], float] | None = None
         self._flushing = asyncio.Lock()
@@ -82,7 +88,8 @@ class SpooledObjects:
     async def flush(self) -> None:
         """Send what waits, in order. Raises ObjectStoreError; what was sent is gone from here."""
         async with self._flushing:
-            for key in sorted(self._sizes, key=_rank):
+            waiting = [key for key in self._sizes if not _part(key).startswith(_LEASES)]
+            for key in sorted(waiting, key=_rank):
                 data = await asyncio.to_thread(self._file(key).read_bytes)
                 # that it is there is what was wanted
                 with contextlib.suppress(PreconditionError):
@@ -98,7 +105,7 @@ class SpooledObjects:
         """Return content and etag. Raises NotFoundError, ObjectStoreError."""
         if (data := await self._kept(key)) is not None:
             return data, ""
-        if not _part(key).startswith((_COLLECTOR, _LEASES)):
+        if not _part(key).startswith(_COLLECTOR):
             return await self._asked(lambda: self._store.get(key))
         try:
             found = await self._asked(lambda: self._store.get(key))
@@ -108,9 +115,9 @@ class SpooledObjects:
         except DeniedError:
             raise
         except ObjectStoreError:
-            if key not in self._answers and not _part(key).startswith(_LEASES):
+            if key not in self._answers:
                 raise
-            known = self._answers.get(key)
+            known = self._answers[key]
             if known is None:
                 raise NotFoundError(key) from None
             return known
@@ -129,13 +136,13 @@ class SpooledObjects:
         return known if known is not None else await self._asked(lambda: self._store.size(key))
 
     async def put(self, key: str, data: bytes) -> str:
-        """Write without condition. A lease that cannot be written is let pass: see the class."""
+        """Write without condition. The beat of a lease that stays here is let pass."""
         try:
             return await self._asked(lambda: self._store.put(key, data))
         except DeniedError:
             raise
         except ObjectStoreError:
-            if not _part(key).startswith(_LEASES):
+            if key not in self._sizes:
                 raise
             return ""
 
@@ -143,7 +150,7 @@ class SpooledObjects:
         """Create. Raises PreconditionError when the key exists, ObjectStoreError when unknown."""
         if key in self._sizes:
             raise PreconditionError(key)
-        if self._behind:
+        if self._behind and not _part(key).startswith(_LEASES):
             if await self._keep(key, data):
                 return ""
             _log.warning("no room to keep an object on disk", key=key, waiting=self.waiting)
@@ -193,7 +200,7 @@ class SpooledObjects:
             raise ObjectStoreError("the store gave no answer a moment ago")
         try:
             answer = await request()
-        except DeniedError:
+        except (DeniedError, ShortError):
             raise
         except ObjectStoreError:
             self._away = until(self._clock, AWAY_SECONDS)

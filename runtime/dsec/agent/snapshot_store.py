@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import httpx2
 import structlog
 
-from dsec.agent.snapshot_spool import DeniedError
+from dsec.agent.snapshot_spool import DeniedError, ShortError
 from dsec.agent.uplink import AwayError, RefusedError, Uplink
 from dsec.api.snapshot import SnapshotRef
 from dsec.api.snapshot_store import (
@@ -223,6 +223,8 @@ def _problem(status: int, key: str, words: str) -> Exception:
         return NotFoundError(key)
     if status == _PRECONDITION:
         return PreconditionError(key)
+    if status == _RANGE:
+        return ShortError(f"{key}: {words}")
     if status in _DENIED:
         return DeniedError(f"{key}: {words}")
     return ObjectStoreError(f"{key}: {words}")

@@ -34,7 +34,7 @@ from dsec.snapshots.layout import bound_to, prefix_of, repository_of
 from dsec.snapshots.leases import DoomedError, confirm
 from dsec.snapshots.refs import FencedError, TakenError, bury, publish
 from dsec.snapshots.repository import Repository
-from dsec.world.objects import NotFoundError, PreconditionError, Presigner
+from dsec.world.objects import NotFoundError, ObjectStoreError, PreconditionError, Presigner
 from dsec.world.tls import peer_of
 
 CALL_BYTES = 4 << 20
@@ -95,10 +95,21 @@ async def read_object(gateway: Gateway, request: Request) -> Response:
         start, last = int(wanted[1]), int(wanted[2])
         if not start <= last < start + OBJECT_BYTES:
             raise invalid("Range", wanted[0], f"at most {OBJECT_BYTES} bytes", "is no such range")
-        data = await gateway.objects.get_range(key, start, last - start + 1)
+        data = await _part(gateway, key, start, last - start + 1)
     except NotFoundError:
         raise not_found(f"object {key}") from None
     return Response(data, 206, media_type="application/octet-stream")
+
+
+async def _part(gateway: Gateway, key: str, start: int, length: int) -> bytes:
+    """Return a part of an object. Raises ApiError 416 where it ends before."""
+    try:
+        return await gateway.objects.get_range(key, start, length)
+    except ObjectStoreError:
+        size = await gateway.objects.size(key)
+        if start < size:
+            raise
+        raise ApiError(416, "short", f"object {key} has {size} bytes only") from None
 
 
 async def write_object(gateway: Gateway, request: Request) -> Response:

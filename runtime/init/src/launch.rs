@@ -194,15 +194,17 @@ fn mount_root(spec: &Value) -> Outcome<()> {
     std::env::set_current_dir("/").map_err(|e| format!("/: {e}"))
 }
 
-/// The writable layer and the whole root file system, for snapshots: once the runtime has changed
+/// The writable space and the whole root file system, for snapshots: once the runtime has changed
 /// the root, no path leads to the first, and the second is covered by the mounts of the container.
 fn roots(spec: &Value) -> Outcome<[RawFd; 2]> {
-    let upper = format!("{}/upper", text(&spec["disk"], "at")?);
     let open = |path: &str| {
         let file = File::open(path).map_err(|e| format!("{path}: {e}"))?;
         Ok::<RawFd, String>(file.into_raw_fd())
     };
-    Ok([open(&upper)?, open(text(spec, "rootfs")?)?])
+    Ok([
+        open(text(&spec["disk"], "at")?)?,
+        open(text(spec, "rootfs")?)?,
+    ])
 }
 
 /// Put the descriptors at 3 and up, in order, without close-on-exec.

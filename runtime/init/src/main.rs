@@ -30,7 +30,7 @@ fn option(name: &str) -> String {
 }
 
 /// Run as PID 1. Descriptors from 3: listener, two logs, end file, cgroup directory, more to join,
-/// then the writable layer and the root, which the agent reads and nobody in here uses.
+/// then the writable space and the root, which the agent reads and nobody in here uses.
 fn run() -> Result<(), String> {
     let join = option("join")
         .parse::<RawFd>()

@@ -17,7 +17,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.bytecode
 # none of them uses more than one core, nor what another writes
 PURE_CHECKS := check-types check-style check-arrows check-generated check-changelog check-rust
 
-.PHONY: help setup demo check test cases soak bench-elastic bench-openb generate clean
+.PHONY: help setup demo check test cases soak bench-elastic bench-openb bench-snapshot generate clean
 .PHONY: $(PURE_CHECKS) check-unit
 
 help: ## Show this list
@@ -94,6 +94,9 @@ bench-elastic: setup ## Bill and waits of elastic fleets: make bench-elastic DAT
 bench-placement: setup ## Decisions a second, their latency, and the same beside kube-scheduler
 	$(BIN)/python tests/bench/bench_placement.py
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_kube_scheduler.py
+
+bench-snapshot: setup ## Snapshots beside restic, borg, rclone and a plain copy (SNAPSHOT_OPTIONS="--cases new --runs 5")
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_snapshot.py $(SNAPSHOT_OPTIONS)
 
 bench-%: setup ## One benchmark of tests/bench, for example make bench-create
 	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600

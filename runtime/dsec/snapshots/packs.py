@@ -52,12 +52,14 @@ class PackBuilder:
         self._keys = keys
         self._size = size
         self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
-        self._buffer = bytearray(size)
-        self._view = memoryview(self._buffer)
+        self._view: memoryview | None = None
         self.empty = True
 
     def begin(self, salt: bytes) -> None:
         """Start a pack with a fresh random salt."""
+        if self._view is None:
+            self._view = memoryview(bytearray(self._size))
+        self._buffer = self._view
         self._salt = salt
         self._cipher = cipher(self._keys, salt)
         self._end = 0
@@ -78,7 +80,7 @@ class PackBuilder:
     def add(self, data: Buffer, raw: int, blobs: Sequence[Blob]) -> None:
         """Seal one frame, as `compress` gave it; `raw` is its length before."""
         stored = len(data) + TAG_BYTES
-        place = self._view[self._end : self._end + stored]
+        place = self._buffer[self._end : self._end + stored]
         self._cipher.encrypt_into(nonce(self._end), data, FRAME, place)
         for blob, start, length in blobs:
             self._ids.append(blob)
@@ -96,7 +98,7 @@ class PackBuilder:
         )
         footer = self._cipher.encrypt(nonce(self._end), encode(table), FOOTER)
         data = b"".join(
-            (self._view[: self._end], footer, TRAILER.pack(self._salt, len(footer), MAGIC))
+            (self._buffer[: self._end], footer, TRAILER.pack(self._salt, len(footer), MAGIC))
         )
         name = bytes.fromhex(name_object(data))
         table.packs = [PackName(name, self._salt, len(data))]

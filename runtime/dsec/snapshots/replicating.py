@@ -289,11 +289,20 @@ class Copier:
     async def _same_repository(self) -> bool:
         """Bring `repo.json` over; False: the source has none, so there is nothing to copy."""
         key = under(self.prefix, REPOSITORY)
-        mine = await _about(self.source, key)
+        try:
+            mine = await read(self.source, key, About)
+        except DamagedError as problem:
+            raise ObjectStoreError(str(problem)) from problem
         if mine is None:
             return False
         for _ in range(ATTEMPTS):
-            theirs = await _about(self.target, key)
+            try:
+                theirs = await read(self.target, key, About)
+            except DamagedError as problem:
+                # the beginning of ours, cut short by a copier that died, is put right
+                if not await create(self.target, key, body_of(mine[0])):
+                    raise ObjectStoreError(str(problem)) from problem
+                continue
             if theirs is None:
                 await create(self.target, key, body_of(mine[0]))
                 continue
@@ -375,13 +384,6 @@ def lost(refs: Iterable[SnapshotRef]) -> frozenset[Identity]:
         gone = superseded(known)
         found |= {identity_of(ref) for ref in known if (ref.home_epoch, ref.seq) in gone}
     return frozenset(found)
-
-
-async def _about(objects: ObjectStore, key: str) -> tuple[About, str] | None:
-    try:
-        return await read(objects, key, About)
-    except DamagedError as problem:
-        raise ObjectStoreError(str(problem)) from problem
 
 
 class _BadError(Exception):

@@ -263,6 +263,7 @@ async def pin(objects: ObjectStore, prefix: str, wanted: Pin) -> None:
     # looked at afterwards: what was deleted meanwhile must not seem kept
     target = ref_key(prefix, wanted.lineage, wanted.seq)
     if not isinstance(await read_ref(objects, prefix, target), SnapshotRef):
+        await remove(objects, key)
         raise NotFoundError(target)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsec.cli.ends import evidence_of, exit_of, reason_of, seconds_of
+from dsec.cli.moves import drain, undrain
 from dsec.cli.output import (
     Column,
     Output,
@@ -241,12 +242,16 @@ def _not_found(kind: str, name: str) -> None:
     raise NotFoundError(f"there is no {kind} {name!r}", code="not-found")
 
 
-node = typer.Typer(help="List the nodes.", no_args_is_help=True)
+node = typer.Typer(help="List the nodes, and empty them.", no_args_is_help=True)
 
 
 @node.callback()
 def _node() -> None:
-    """Look at the nodes that run sandboxes."""
+    """Look at the nodes that run sandboxes, and empty them."""
+
+
+node.command()(drain)
+node.command()(undrain)
 
 
 @node.command("list")

@@ -14,10 +14,11 @@ from dsec.client._messages import Record, Records, items_of, object_of
 from dsec.client._queues import QueueVerbs
 from dsec.client._regions import RegionVerbs
 from dsec.client._sandboxes import SandboxVerbs
+from dsec.client._snapshots import SnapshotVerbs
 from dsec.client.errors import DsecError
 
 
-class AsyncClient(CostVerbs, ExperimentVerbs, QueueVerbs, RegionVerbs, SandboxVerbs):
+class AsyncClient(CostVerbs, ExperimentVerbs, QueueVerbs, RegionVerbs, SandboxVerbs, SnapshotVerbs):
     """The verbs of dsec. Raises the errors of `dsec.client.errors` and nothing else.
 
     Without a context, the user's own is used (see `dsec.client.context`). `inner` replaces the

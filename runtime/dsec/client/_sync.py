@@ -23,6 +23,7 @@ from dsec.client._async import AsyncClient
 from dsec.client._experiments import LEAVE_SECONDS
 from dsec.client._messages import Answers, Creates, Document, Record, Records, Statuses
 from dsec.client._queues import QueueStatuses, Taken
+from dsec.client._sync_snapshots import SnapshotCalls
 from dsec.client._transport import CALL_TIMEOUT, PATIENCE
 from dsec.client.batch import ExecResult, Progress
 from dsec.client.context import Context
@@ -30,7 +31,7 @@ from dsec.client.context import Context
 T = TypeVar("T")
 
 
-class Client:
+class Client(SnapshotCalls):
     """The verbs of dsec for programs without an event loop. See `AsyncClient`."""
 
     def __init__(

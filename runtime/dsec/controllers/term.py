@@ -38,6 +38,7 @@ from dsec.controllers.runtime import WorkQueue
 from dsec.controllers.scaling_signals import ScalingSignals
 from dsec.controllers.sleeper import Sleeper
 from dsec.controllers.starting import Start
+from dsec.controllers.sweeper import Sweeper
 from dsec.controllers.tenants import Tenants
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -271,6 +272,15 @@ class Term:
             mover=self.mover,
         )
         experiments.parts.nodes = self.buyer.about
+        self.sweeper = Sweeper(
+            world.objects,
+            bind_log.state,
+            self.tenants.specs,
+            self._known,
+            history,
+            clock,
+            world.region,
+        )
         self.replicator = replicator(world, self.caches, history)
         self.ready = asyncio.Event()
 
@@ -295,6 +305,7 @@ class Term:
             once.synced(self.compacting.run),
             once.heard(self.mover.run),
             once.heard(self.drainer.run),
+            once.synced(self.sweeper.run),
             once.synced(self.accountant.run),
             once.synced(self.replicator.run),
             once.heard(self.reaper.run),
@@ -348,6 +359,9 @@ class Term:
     def _refused(self, sandbox: str, node: str, reason: str) -> None:
         if not self.mover.refused(sandbox, node, reason):
             self.placer.refused(sandbox, node, reason)
+
+    def _known(self) -> set[str]:
+        return {one["metadata"]["uid"] for one in self.caches["Experiment"].all()}
 
     def _rests(self, binding: Binding) -> bool:
         return binding.id in self.sleeper.busy or self.accountant.keeps_paused(binding)

@@ -8,7 +8,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dsec.gateway import agents, costs, experiments, joining, proxy, queues, regions, sandboxes
+from dsec.gateway import (
+    agents,
+    costs,
+    draining,
+    experiments,
+    joining,
+    proxy,
+    queues,
+    regions,
+    sandboxes,
+    snapshots,
+)
 from dsec.gateway.admission import Webhook, admission_route
 from dsec.gateway.calls import CORRELATION, Api, correlation_of, route
 from dsec.gateway.core import Gateway
@@ -18,6 +29,7 @@ PROJECT = "/v1/projects/{project}"
 EXPERIMENT = PROJECT + "/experiments/{name}"
 QUEUES = EXPERIMENT + "/queues"
 SANDBOX = PROJECT + "/sandboxes/{sandbox}"
+SNAPSHOT = PROJECT + "/snapshots/{ref:path}"
 COPIES = "/v1/replicationpolicies"
 
 TABLE = (
@@ -47,6 +59,22 @@ TABLE = (
     Api("POST", SANDBOX + "/extend", sandboxes.extend, "update", "sandboxes"),
     Api("POST", SANDBOX + "/exec", proxy.run, "create", "sandboxes", "exec"),
     Api("GET", SANDBOX + "/logs", proxy.logs, "get", "sandboxes", "log"),
+    Api("POST", SANDBOX + "/snapshot", snapshots.take, "update", "sandboxes"),
+    Api("POST", SANDBOX + "/hibernate", snapshots.hibernate, "update", "sandboxes"),
+    Api("POST", SANDBOX + "/wake", snapshots.wake, "update", "sandboxes"),
+    Api("POST", SANDBOX + "/migrate", snapshots.migrate, "update", "sandboxes"),
+    Api("GET", PROJECT + "/snapshots", snapshots.list_all, "list", "sandboxes"),
+    Api("GET", SNAPSHOT + "/diff", snapshots.diff, "get", "sandboxes"),
+    Api("POST", SNAPSHOT + "/verify", snapshots.check, "get", "sandboxes"),
+    Api("POST", SNAPSHOT + "/restore", snapshots.restore, "create", "sandboxes"),
+    Api("POST", SNAPSHOT + "/fork", snapshots.fork, "create", "sandboxes"),
+    Api("POST", SNAPSHOT + "/pin", snapshots.keep, "update", "sandboxes"),
+    Api("POST", SNAPSHOT + "/unpin", snapshots.let_go, "update", "sandboxes"),
+    Api("GET", SNAPSHOT, snapshots.read, "get", "sandboxes"),
+    Api("DELETE", SNAPSHOT, snapshots.delete, "delete", "sandboxes"),
+    Api("POST", "/v1/snapshots/gc", snapshots.collect, "update", "tenants"),
+    Api("POST", "/v1/nodes/{node}/drain", draining.node, "update", "sandboxnodes"),
+    Api("POST", "/v1/pools/{pool}/drain", draining.pool, "update", "sandboxnodes"),
     Api("GET", "/v1/nodes", sandboxes.nodes, "list", "sandboxnodes"),
     Api("DELETE", "/v1/nodes/{node}", joining.remove, "delete", "sandboxnodes"),
     Api("GET", "/v1/decisions/dump", sandboxes.dump, "get", "sandboxnodes"),

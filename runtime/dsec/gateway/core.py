@@ -15,6 +15,7 @@ from dsec.api.records import Tenant
 from dsec.api.tenant import TenantSpec
 from dsec.gateway.auth import Authority as Authoriser
 from dsec.gateway.ca import Authority as CertificateAuthority
+from dsec.gateway.collecting import daily
 from dsec.gateway.documents import Documents
 from dsec.gateway.errors import ApiError
 from dsec.gateway.identity import AwsIdentity
@@ -123,6 +124,7 @@ class Gateway:
             self._follow_log(),
             self.placing.leases.run(),
             self.audit.run(),
+            daily(self),
         ]
         running = [asyncio.ensure_future(task) for task in tasks]
         try:

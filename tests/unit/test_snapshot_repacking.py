@@ -1,0 +1,132 @@
+"""Packs that are mostly dead are emptied and collected; what lives in them is never lost."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from dsec.api.snapshot import SnapshotRef
+from dsec.snapshots.collecting import BrokenError, Collector
+from dsec.snapshots.leases import working
+from dsec.snapshots.limits import Limits
+from dsec.snapshots.refs import bury, next_seq, publish
+from dsec.snapshots.repacking import Repacked, repack
+from dsec.snapshots.repository import Repository
+from dsec.snapshots.restoring import restore
+from dsec.snapshots.saving import save
+from dsec.snapshots.scanning import Source
+from dsec.snapshots.sealing import SnapshotDamagedError
+from dsec.snapshots.verifying import verify
+from dsec.snapshots.walking import needed_packs
+from fault_objects import FaultyObjects, Killed
+from snapshot_world import LINEAGE, PREFIX, Region, SeededRandomness, ref_of, region
+
+SMALL = Limits(workers=1, uploads=1)
+
+
+async def _take(repo: Repository, folder: Path) -> SnapshotRef:
+    """Save a folder as an agent does."""
+    async with working(
+        repo.objects, PREFIX, what="saving", clock=repo.clock, randomness=repo.randomness
+    ) as work:
+        saved = await save(repo, [Source(folder)], avoid=work.avoid, limits=SMALL)
+        seq = await next_seq(repo.objects, PREFIX, LINEAGE)
+        ref = ref_of(seq, manifest=saved.manifest, files=saved.files, bytes=saved.bytes)
+        await publish(repo.objects, PREFIX, ref)
+        await work.confirm(saved.packs)
+    return ref
+
+
+async def _collect(place: Region) -> None:
+    repo = await place.open()
+
+    async def needs(ref: SnapshotRef) -> set[str]:
+        await repo.refresh()
+        try:
+            return await needed_packs(repo, ref.manifest)
+        except SnapshotDamagedError as problem:
+            raise BrokenError(str(problem)) from problem
+
+    await Collector(place.objects, PREFIX, place.clock, needs, repo.forget, patience=60.0).collect()
+
+
+async def _stored(place: Region) -> int:
+    return sum(info.size for info in await place.objects.list(PREFIX + "packs/"))
+
+
+async def _world(folder: Path) -> tuple[Region, SnapshotRef]:
+    """One pack of two megabytes, of which the newest snapshot needs a small part."""
+    place, noise = region(), SeededRandomness(5)
+    repo = await place.open()
+    for name in range(20):
+        (folder / f"{name:02}").write_bytes(noise.randbytes(100_000))
+    first = await _take(repo, folder)
+    for name in range(2, 20):
+        (folder / f"{name:02}").unlink()
+    second = await _take(repo, folder)
+    await bury(place.objects, PREFIX, first, why="rule", now=place.clock.now())
+    return place, second
+
+
+async def test_what_is_mostly_dead_is_emptied_and_goes(tmp_path: Path) -> None:
+    """A collector alone frees nothing of it; after a repack nine tenths go, and all restores."""
+    folder, target = tmp_path / "a", tmp_path / "b"
+    for one in (folder, target):
+        one.mkdir()
+    place, ref = await _world(folder)
+    await _collect(place)
+    assert await _stored(place) > 2_000_000
+    done = await repack(await place.open())
+    assert len(done.packs) == 1
+    assert done.freed_bytes > 2_000_000
+    assert done.written_bytes < 300_000
+    # both places are there until the collector has been
+    assert (await verify(await place.open(), ref.manifest)).problems == []
+    await _collect(place)
+    assert await _stored(place) < 300_000
+    fresh = await place.open()
+    assert (await verify(fresh, ref.manifest)).problems == []
+    await restore(fresh, ref.manifest, target, limits=SMALL)
+    for path in folder.iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes()
+    assert await repack(await place.open()) == Repacked()
+
+
+async def test_a_repack_that_dies_anywhere_loses_nothing(tmp_path: Path) -> None:
+    """Killed at each call in turn, collected, and everything is there; then done once more."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    place, ref = await _world(folder)
+    for at in range(1, 60):
+        store = FaultyObjects(place.objects, place.clock, kill_at=at)
+        with suppress(Killed):
+            await repack(await place.open(store))
+            break
+        if at % 4 == 0:
+            await _collect(place)
+        assert (await verify(await place.open(), ref.manifest)).problems == []
+    assert at > 10
+    await _collect(place)
+    assert await _stored(place) < 300_000
+    assert (await verify(await place.open(), ref.manifest)).problems == []
+
+
+async def test_who_saves_meanwhile_may_still_use_the_old_pack(tmp_path: Path) -> None:
+    """It takes what the index knew from the pack that is emptied: that pack stays as long."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    place, ref = await _world(folder)
+    noise = SeededRandomness(5)
+    old = [noise.randbytes(100_000) for _ in range(20)]
+    saver = await place.open()
+    await saver.refresh()
+    async with working(
+        place.objects, PREFIX, what="saving", clock=place.clock, randomness=place.randomness
+    ) as work:
+        await repack(await place.open())
+        (folder / "back").write_bytes(old[9])
+        saved = await save(saver, [Source(folder)], avoid=work.avoid, limits=SMALL)
+        other = ref_of(3, manifest=saved.manifest, files=saved.files, bytes=saved.bytes)
+        await publish(place.objects, PREFIX, other)
+        await work.confirm(saved.packs)
+    await _collect(place)
+    for one in (ref, other):
+        assert (await verify(await place.open(), one.manifest)).problems == []

@@ -1,5 +1,7 @@
 """The base of every model: camelCase on the wire, snake_case in code, unknown keys refused."""
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
@@ -23,6 +25,21 @@ class Model(BaseModel):
     def wire(self) -> dict[str, object]:
         """Return plain JSON data with the names used on the wire, unset fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def varied(self, **changes: Any) -> Self:
+        """Return a copy with other values of some fields, as `model_copy` does in twice the time.
+
+        The values are not checked, and what is not changed is shared.
+        """
+        made, put = object.__new__(type(self)), object.__setattr__
+        known = self.__pydantic_fields_set__
+        put(made, "__dict__", self.__dict__ | changes)
+        # shared as well: it only grows, and a field too many in it says nothing wrong
+        known = known if known.issuperset(changes) else {*known, *changes}
+        put(made, "__pydantic_fields_set__", known)
+        put(made, "__pydantic_extra__", None)
+        put(made, "__pydantic_private__", None)
+        return made
 
 
 class WireModel(Model):

@@ -9,18 +9,17 @@ of callers, who repeat them by key.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from datetime import datetime
 from types import MappingProxyType
 
 import structlog
 
-from dsec.api.decisions import DecisionRecord
 from dsec.api.lineage import lineage_of
 from dsec.api.reasons import PendingReason
-from dsec.api.sandbox import SandboxState
 from dsec.api.snapshot import RestoreFrom
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
+from dsec.controllers.answering import Answers
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
@@ -29,28 +28,25 @@ from dsec.controllers.planner import Planner
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.rounds import Rounds
 from dsec.controllers.specs import movable
-from dsec.journal.bindings import Binding, Row
+from dsec.controllers.teller import Teller
+from dsec.journal.bindings import Binding, Row, row_of
 from dsec.journal.bindlog import BindLog
-from dsec.journal.decisions import add_decision
 from dsec.journal.history import HistoryWriter
 from dsec.journal.keyed import replaceable
 from dsec.placement.compaction import Move
 from dsec.placement.dumps import DecisionDump
 from dsec.placement.plans import PreemptionPolicy
 from dsec.placement.refusal import Refusal
-from dsec.placement.words import explain
+from dsec.placement.request import Decision
 from dsec.world.cache import first_of
 from dsec.world.clock import Clock
 
 SETTLE_SECONDS = 5.0
 """How long a caller waits for agents to answer before it is told `unknown`."""
-RETRY_AFTER = 1.0
 AVOID_SECONDS = 5.0
 """A node whose agent refused a request is not asked for it again for this long."""
 ROUND = 500
 """Keyed creates in one round: the agents of one take theirs while the next is decided on."""
-TELL_SECONDS = 60.0
-"""Least time between two history rows about why one replica waits."""
 TICK_SECONDS = 5.0
 """Waiting requests are looked at this often even if no event says that room came free."""
 
@@ -99,9 +95,9 @@ class Placer:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._clock = clock
-        self._history = history
         self._recorder = Recorder(history, bind_log.epoch)
         recorder, state = self._recorder, bind_log.state
+        self.teller = Teller(bind_log.epoch, history, recorder, dispatcher, clock, changed)
 
         def begin() -> Rounds:
             planner = Planner(preemption.queues, recorder=recorder)
@@ -122,7 +118,6 @@ class Placer:
         self._inbox: list[_Submission] = []
         self._demands: dict[str, MissingReplicas] = {}
         self._refused_by: dict[str, dict[str, float]] = {}
-        self._told: dict[str, tuple[str, float]] = {}
         self._returned: dict[str, str] = {}
         self._why: dict[str, tuple[Refusal, ...]] = {}
         self._wake = asyncio.Event()
@@ -164,8 +159,12 @@ class Placer:
         await done
         fresh = [want.id for want in wants if want.id in self._log.state.by_id]
         await self._dispatcher.settle(fresh, SETTLE_SECONDS)
-        answers = cache(self._fleet.answers)
-        return [self._answer(want, answers) for want in wants]
+        answers, key = Answers(self._fleet, self._dispatcher), self._log.state.key
+        found = [(want, key(want.tenant, want.key)) for want in wants]
+        return [
+            answers.of(want, known, self._why.get(known.id, ()) if known else ())
+            for want, known in found
+        ]
 
     def demand(self, uid: str, candidates: list[Binding]) -> None:
         """Say which replicas an experiment misses now; an empty list: none."""
@@ -253,8 +252,8 @@ class Placer:
             for submission in submissions:
                 submission.done.cancel()
             raise
-        bound = [self._log.state.by_id[i] for i in (_id(row) for row in rows if row.kind == "bind")]
-        self.announce(bound)
+        ids = [row.binding.id if row.binding else row.id for row in rows if row.kind == "bind"]
+        self.teller.bound([self._log.state.by_id[one] for one in ids])
         self.displacer.send()
         for submission in submissions:
             if not submission.done.done():
@@ -334,15 +333,13 @@ class Placer:
                     )
                 )
             elif decision.node:
-                binding.node, binding.bound_at, binding.behind = decision.node, now, ""
-                binding.spec.devices = list(decision.devices)
-                binding.spec.cpus = list(decision.cpus)
-                rows.append(Row(kind="bind", at=now, binding=binding))
+                _bind(binding, decision, now)
+                rows.append(row_of(binding, now))
             else:
                 self._keep_reason(binding, decision.refusals)
                 if binding.id in fresh:
-                    rows.append(Row(kind="want", at=now, binding=binding))
-                    self._tell_waiting(binding, decision.refusals)
+                    rows.append(row_of(binding, now, "want"))
+                    self.teller.waits(binding, decision.refusals)
         return rows
 
     def _keep_reason(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
@@ -351,44 +348,21 @@ class Placer:
             news = demand.refused.get(binding.id) != refusals
             demand.refused[binding.id] = refusals
             if news:
-                self._tell_news(binding, refusals)
+                self.teller.news(binding, refusals)
                 self._changed([binding])
         else:
             self._why[binding.id] = refusals
-
-    def _tell_news(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
-        """Write a refusal of another kind than the last one; at most one a minute."""
-        kind = "/".join(f"{one.reason.value} {one.dimension}" for one in refusals)
-        now = self._clock.monotonic()
-        told = self._told.get(binding.id)
-        if told is None or (told[0] != kind and now - told[1] >= TELL_SECONDS):
-            self._told[binding.id] = (kind, now)
-            self._tell_waiting(binding, refusals)
 
     def _forget(self, wanted: Sequence[Binding]) -> None:
         """Drop what was kept of requests that wait no more."""
         waiting = {binding.id for binding in wanted}
         now = self._clock.monotonic()
-        self._told = {i: told for i, told in self._told.items() if i in waiting}
+        self.teller.forget(waiting)
         self._refused_by = {
             i: nodes
             for i, nodes in self._refused_by.items()
             if i in waiting or max(nodes.values()) > now
         }
-
-    def _tell_waiting(self, binding: Binding, refusals: tuple[Refusal, ...]) -> None:
-        """Write the decision record of a refusal: what was asked, and why it has to wait."""
-        identity = binding.spec.identity
-        self._history.add(
-            "sandbox-waits",
-            tenant=binding.tenant,
-            experiment=identity.experiment,
-            sandbox=binding.id,
-            key=binding.key,
-            why=explain(refusals),
-            decision=self._recorder.name(binding.id, binding.tenant),
-            correlationId=identity.correlation_id,
-        )
 
     def _avoided(self, wanted: Sequence[Binding]) -> dict[str, list[str]]:
         """Return, by id, the nodes whose agents have just refused it."""
@@ -399,72 +373,13 @@ class Placer:
             for id_, nodes in refused.items()
         }
 
-    def announce(
-        self, bound: Sequence[Binding], decided: Mapping[str, DecisionRecord] | None = None
-    ) -> None:
-        """Tell everybody of what has a node now; `decided` has, by id, what a gateway decided."""
-        for binding in bound:
-            identity = binding.spec.identity
-            if (record := (decided or {}).get(binding.id)) is not None:
-                add_decision(self._history, record, tenant=binding.tenant)
-            self._history.add(
-                "sandbox-placed",
-                tenant=binding.tenant,
-                experiment=identity.experiment,
-                sandbox=binding.id,
-                key=binding.key,
-                node=binding.node,
-                devices=binding.spec.devices,
-                decision=record.id
-                if record is not None
-                else self._recorder.name(binding.id, binding.tenant),
-                incarnation=identity.incarnation,
-                correlationId=identity.correlation_id,
-            )
-        for node in dict.fromkeys(binding.node for binding in bound):
-            self._dispatcher.wake(node)
-        if bound:
-            asked_by = sorted({b.spec.identity.correlation_id for b in bound})[:5]
-            log.info("bound", sandboxes=len(bound), epoch=self._log.epoch, correlations=asked_by)
-            self._changed(bound)
 
-    # ------------------------------------------------------------------ answers
-
-    def _answer(self, want: Binding, answers: Callable[[str], bool]) -> KeyedAnswer:
-        """Return what became of a want. `answers(node)`: whether it has been heard of lately."""
-        binding = self._log.state.key(want.tenant, want.key)
-        if binding is None:
-            return KeyedAnswer(key=want.key, outcome="unknown", retry_after_seconds=RETRY_AFTER)
-        if binding.body_hash != want.body_hash:
-            message = f"the key belongs to sandbox {binding.id}, which was asked for differently"
-            return KeyedAnswer(key=want.key, outcome="conflict", id=binding.id, message=message)
-        node, outcome, message = binding.node, "exists", ""
-        state: SandboxState | None = None
-        again: float | None = None
-        if not binding.live:
-            state = SandboxState.ENDED
-            message = f"ended: {binding.reason.value if binding.reason else 'unknown'}"
-        elif not node:
-            waits = self._why.get(binding.id) or (Refusal(PendingReason.CONTROL_PLANE, "round", 1),)
-            outcome, state, message = "pending", SandboxState.PENDING, explain(waits)
-        elif not (self._dispatcher.confirmed(binding.id, node) and answers(node)):
-            outcome, again = "unknown", RETRY_AFTER
-            message = f"node {node} is silent; ask again with the same key"
-        else:
-            status = self._fleet.status(binding.id, node)
-            state = status.state if status else SandboxState.BOUND
-            if binding.id == want.id:
-                outcome = "bound"
-        return KeyedAnswer(
-            key=want.key,
-            outcome=outcome,
-            id=binding.id,
-            node=node,
-            state=state,
-            message=message,
-            retry_after_seconds=again,
-        )
-
-
-def _id(row: Row) -> str:
-    return row.binding.id if row.binding else row.id
+def _bind(binding: Binding, decision: Decision, now: datetime) -> None:
+    """Write into a new binding where it goes."""
+    binding.node, binding.bound_at = decision.node, now
+    if binding.behind:
+        binding.behind = ""
+    if decision.devices or binding.spec.devices:
+        binding.spec.devices = list(decision.devices)
+    if decision.cpus or binding.spec.cpus:
+        binding.spec.cpus = list(decision.cpus)

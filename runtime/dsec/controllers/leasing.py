@@ -286,7 +286,8 @@ class Leasing:
         for binding in bindings:
             if binding.live and binding.node:
                 self._held[binding.id] = _Held(lane, binding.node, now)
-        self._placer.announce([one for one in bindings if one.live and one.node], lane.decisions)
+        placed = [one for one in bindings if one.live and one.node]
+        self._placer.teller.bound(placed, lane.decisions)
         if any(one.live and not one.node for one in bindings):
             # no agent took it: it waits in line now
             self._placer.kick()

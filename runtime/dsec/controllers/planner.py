@@ -8,8 +8,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 
 from dsec.api.reasons import PendingReason
+from dsec.controllers.asking import key_of
 from dsec.controllers.books import Books
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.translating import unit_of
@@ -19,10 +21,10 @@ from dsec.placement.backfill import Reservation, Work, run_round
 from dsec.placement.deciding import Wanted, decide
 from dsec.placement.dumps import line_of
 from dsec.placement.engine import demand_of
-from dsec.placement.entries import Entry
+from dsec.placement.entries import again
 from dsec.placement.queueing import QueuePolicy, Waiting, ordered
 from dsec.placement.refusal import Refusal
-from dsec.placement.request import Decision, Request
+from dsec.placement.request import Decision, Request, renamed
 from dsec.placement.translating import request_of
 
 
@@ -52,18 +54,19 @@ class Planner(Books):
         was made for them.
         """
         units: dict[str, list[Binding]] = {}
-        keys: dict[str, str] = {}
         for binding in wanted:
-            name = unit_of(binding)
-            units.setdefault(name, []).append(binding)
-            keys[f"{binding.tenant}/{binding.key}"] = name
+            units.setdefault(unit_of(binding), []).append(binding)
+        keys: dict[str, str] = {}
+        if any(one.behind for members in units.values() for one in members):
+            keys = {key_of(one): name for name, members in units.items() for one in members}
         queue = ordered(
             [self._waiting(name, members, keys) for name, members in units.items()], self.policy
         )
         queue.sort(key=lambda one: one.id not in first)
         line = [member for one in queue for member in units[one.id]]
-        self._learn(line)
-        found = self._round(queue, units, avoid, now)
+        start = _Round(self, line, avoid, shun=True)
+        self._learn(start.requests)
+        found = self._round(queue, units, start, now)
         later: dict[str, Decision] = {}
         lone = [b for b in line if b.needs.shun and not b.gang and not found[b.id].node]
         if lone and self.kept is None:
@@ -79,16 +82,15 @@ class Planner(Books):
         self,
         queue: Sequence[Waiting],
         units: Mapping[str, Sequence[Binding]],
-        avoid: Mapping[str, Sequence[str]],
+        start: "_Round",
         now: float,
     ) -> dict[str, Decision]:
-        start = _Round(self, [b for one in queue for b in units[one.id]], avoid, shun=True)
         works = [
             Work(
                 one.id,
-                tuple(start.requests[b.id] for b in units[one.id]),
+                tuple([start.requests[b.id] for b in units[one.id]]),
                 one.arrived,
-                min(b.spec.max_run_seconds or math.inf for b in units[one.id]),
+                min([b.spec.max_run_seconds or math.inf for b in units[one.id]]),
             )
             for one in queue
         ]
@@ -97,7 +99,7 @@ class Planner(Books):
                 self.view,
                 self.ledger,
                 self.mix,
-                [start.wanted(request) for work in works for request in work.requests],
+                [start.wanted[request.id] for work in works for request in work.requests],
                 at=datetime.fromtimestamp(now, UTC),
                 line=partial(
                     line_of,
@@ -127,29 +129,31 @@ class Planner(Books):
             for request in work.requests
         }
 
-    def _learn(self, line: Sequence[Binding]) -> None:
+    def _learn(self, requests: Mapping[str, Request]) -> None:
         """Tell the mix of each request once, however often it is looked at."""
-        waiting = {binding.id for binding in line}
-        for binding in line:
-            if binding.id not in self._known:
-                request = request_of(binding)
-                asked = Asked.of(request)
-                if asked.gpus:
-                    self.mix.observe(demand_of(request, asked))
-        self._known = waiting
+        for id_, request in requests.items():
+            if id_ not in self._known and (asked := Asked.of(request)).gpus:
+                self.mix.observe(demand_of(request, asked))
+        self._known = set(requests)
 
     def _waiting(self, name: str, members: Sequence[Binding], units: Mapping[str, str]) -> Waiting:
-        first = min(members, key=lambda b: (b.at, b.order))
+        first = min(members, key=lambda b: (b.at, b.order)) if len(members) > 1 else members[0]
         return Waiting(
             name,
             first.at.timestamp(),
             first.order,
             self.queue(first),
             first.needs.stage,
-            max(member.priority for member in members),
+            max([member.priority for member in members]),
             len(members),
             units.get(first.behind, ""),
         )
+
+
+_OF_BINDING = attrgetter("tenant", "needs", "gang", "priority", "node")
+_OF_SPEC = attrgetter("resources", "isolation", "image", "exclusive_cpus")
+_OF_IDENTITY = attrgetter("project", "experiment", "role", "part")
+"""All that requests and entries are made of, but for ids and times."""
 
 
 class _Round:
@@ -165,11 +169,25 @@ class _Round:
     ) -> None:
         self._planner = planner
         self.requests: dict[str, Request] = {}
-        self._entries: dict[str, Entry] = {}
+        self.wanted: dict[str, Wanted] = {}
+        """Requests with their entries."""
+        kind: tuple[object, ...] = ()
+        like: Wanted | None = None
         for binding in wanted:
-            shunned = binding.needs.shun if shun else ()
-            self.requests[binding.id] = request_of(binding, (*avoid.get(binding.id, ()), *shunned))
-            self._entries[binding.id] = planner.entry(binding)
+            id_, spec = binding.id, binding.spec
+            avoided = (*avoid.get(id_, ()), *(binding.needs.shun if shun else ()))
+            last, kind = (
+                kind,
+                (avoided, *_OF_BINDING(binding), *_OF_SPEC(spec), *_OF_IDENTITY(spec.identity)),
+            )
+            if like is not None and kind == last:
+                # most of a burst is like the one before it
+                request = renamed(like.request, id_)
+                entry = again(like.entry, id_, binding.at.timestamp())
+            else:
+                request, entry = request_of(binding, avoided), planner.entry(binding)
+            like = Wanted(request, entry)
+            self.requests[id_], self.wanted[id_] = request, like
 
     def place(self, requests: Sequence[Request]) -> list[Decision]:
         """Decide on requests, in order."""
@@ -177,15 +195,11 @@ class _Round:
         return decide(
             planner.view,
             planner.ledger,
-            [self.wanted(request) for request in requests],
+            [self.wanted[request.id] for request in requests],
             mix=planner.mix,
             record=planner.recorder is not None,
             learn=False,
         )
-
-    def wanted(self, request: Request) -> Wanted:
-        """Return a request with its entry."""
-        return Wanted(request, self._entries[request.id])
 
     def undo(self, ids: Sequence[str]) -> None:
         """Give room and quota back."""

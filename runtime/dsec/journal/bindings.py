@@ -6,7 +6,7 @@ of that incarnation, may change anything through dsec.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -134,6 +134,14 @@ class Row(WireModel):
         default=None, description="With `bind`: what the copy starts from; unset: as before."
     )
     asleep: str = Field(default="", description="With `bind` to no node: it hibernates.")
+
+
+_ROW = Row(kind="bind", at=datetime.min.replace(tzinfo=UTC))
+
+
+def row_of(binding: Binding, at: datetime, kind: str = "bind") -> Row:
+    """Return the row that binds what has just been made, in half the time of a new one."""
+    return _ROW.varied(kind=kind, at=at, binding=binding)
 
 
 class Bindings:

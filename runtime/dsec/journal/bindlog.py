@@ -15,12 +15,15 @@ settled by reading the segment back.
 import asyncio
 import json
 import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import structlog
 
 from dsec.api.base import WireModel
 from dsec.journal.bindings import Bindings, Row
+from dsec.journal.packing import Packed, pack, unpack
 from dsec.world.clock import Clock
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -47,7 +50,8 @@ class FencedError(Exception):
     """Another leader of a higher epoch writes the log; this process must stop deciding."""
 
 
-class Segment(WireModel):
+@dataclass(frozen=True, slots=True)
+class Segment:
     """One object of the log.
 
     `lanes`: gateways' lanes of which this opens one (0), or copies the rows up to a segment's
@@ -56,19 +60,42 @@ class Segment(WireModel):
 
     epoch: int
     writer: str
-    rows: list[Row]
+    rows: Sequence[Row]
+    lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Stored(WireModel):
+    """A segment as it is stored.
+
+    `rows` is the form of earlier versions, which they need: they stop at a segment without, rather
+    than leave out what they cannot read.
+    """
+
+    epoch: int
+    writer: str
     lanes: dict[str, int] = {}
+    rows: list[Row] | None = None
+    packed: Packed | None = None
 
 
 def encode(segment: Segment) -> bytes:
     """Return a segment as compressed JSON."""
-    text = segment.model_dump_json(by_alias=True, exclude_none=True)
-    return zlib.compress(text.encode(), 1)
+    stored = _Stored(
+        epoch=segment.epoch,
+        writer=segment.writer,
+        lanes=dict(segment.lanes),
+        packed=pack(segment.rows),
+    )
+    return zlib.compress(stored.model_dump_json(by_alias=True, exclude_none=True).encode(), 1)
 
 
 def decode(data: bytes) -> Segment:
-    """Return the segment of an object's content."""
-    return Segment.model_validate_json(zlib.decompress(data))
+    """Return the segment of an object's content. Raises ValueError where it is none."""
+    stored = _Stored.model_validate_json(zlib.decompress(data))
+    rows = unpack(stored.packed) if stored.packed is not None else stored.rows
+    if rows is None:
+        raise ValueError("a segment of the bind log has neither rows nor packed ones")
+    return Segment(stored.epoch, stored.writer, rows, stored.lanes)
 
 
 def segment_key(number: int) -> str:

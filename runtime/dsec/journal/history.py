@@ -11,7 +11,7 @@ crash loses is what `flush` has not returned for.
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 import structlog
 from pydantic import BaseModel
@@ -107,10 +107,16 @@ class HistoryWriter:
     ) -> None:
         self._objects = objects
         self._clock = clock
-        self._node = node
-        self._boot_id = boot_id
         self._prefix = prefix
-        self._region = region
+        self._row = JournalRow(
+            region=region,
+            node=node,
+            boot_id=boot_id,
+            seq=0,
+            utc=datetime.min.replace(tzinfo=UTC),
+            kind="",
+        )
+        """What all rows have in common."""
         self._seq = 0
         self._rows: list[JournalRow] = []
         self._storing: list[JournalRow] = []
@@ -131,10 +137,7 @@ class HistoryWriter:
         """Queue a row and return its number."""
         self._seq += 1
         self._rows.append(
-            JournalRow(
-                region=self._region,
-                node=self._node,
-                boot_id=self._boot_id,
+            self._row.varied(
                 seq=self._seq,
                 utc=self._clock.now(),
                 tenant=tenant,

@@ -55,15 +55,9 @@ def keyed_binding(
     where = (project, tenant, image, tuple(rights.pools))
     alone = create.item is not None or create.stdin is not None
     made = _made(create, body, *where) if alone else _again(body, *where)
-    identity = made.spec.identity.model_copy(update={"id": sandbox, "correlation_id": correlation})
-    return made.model_copy(
-        update={
-            "key": create.key,
-            "id": sandbox,
-            "spec": made.spec.model_copy(update={"identity": identity}),
-            "at": now,
-        }
-    )
+    identity = made.spec.identity.varied(id=sandbox, correlation_id=correlation)
+    spec = made.spec.varied(identity=identity)
+    return made.varied(key=create.key, id=sandbox, spec=spec, at=now)
 
 
 @lru_cache(maxsize=256)

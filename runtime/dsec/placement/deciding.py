@@ -45,11 +45,8 @@ def decide(
     for one in wanted:
         gangs.setdefault(one.request.gang or one.request.id, []).append(one)
     for name, members in gangs.items():
-        tenants = sorted({member.entry.tenant for member in members})
-        if len(tenants) > 1:
-            raise QuotaError(
-                f"gang {name}: members of tenants {', '.join(tenants)}; one is allowed"
-            )
+        if len(members) > 1:
+            _check(name, members)
     before = {one.entry.id for one in wanted if one.entry.id in ledger.entries}
     over: dict[str, tuple[Refusal, ...]] = {}
     for single, units in groupby(gangs.values(), lambda members: len(members) == 1):
@@ -74,3 +71,10 @@ def decide(
         found.get(one.request.id) or Decision(one.request.id, refusals=over[one.request.id])
         for one in wanted
     ]
+
+
+def _check(gang: str, members: Sequence[Wanted]) -> None:
+    """Raise QuotaError where a gang is of several tenants."""
+    tenants = sorted({member.entry.tenant for member in members})
+    if len(tenants) > 1:
+        raise QuotaError(f"gang {gang}: members of tenants {', '.join(tenants)}; one is allowed")

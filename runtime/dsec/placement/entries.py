@@ -1,6 +1,7 @@
 """What stands in the quota ledger: one entry a sandbox or lease, and the answer to a request."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from dsec.api.experiment import TaskClass
 from dsec.placement.accounts import Amounts, QuotaError, amounts, amounts_of, split
@@ -55,6 +56,23 @@ class Entry:
     def paused(self) -> bool:
         """Whether it has given something back for the time being."""
         return bool(self.given_back)
+
+
+def again(entry: Entry, id_: str, since: float) -> Entry:
+    """Return an entry that counts the same, in a fifth of the time of a new one."""
+    made = object.__new__(Entry)
+    for put, value in zip(_PUT, _GET(entry), strict=True):
+        put(made, value)
+    _PUT_ID(made, id_)
+    _PUT_SINCE(made, since)
+    return made
+
+
+_SAME = tuple(one.name for one in fields(Entry) if one.name not in {"id", "since"})
+_GET = attrgetter(*_SAME)
+# a frozen class lets nobody set a field but through its slots
+_PUT = tuple(vars(Entry)[name].__set__ for name in _SAME)
+_PUT_ID, _PUT_SINCE = vars(Entry)["id"].__set__, vars(Entry)["since"].__set__
 
 
 def alike(entry: Entry) -> tuple[object, ...]:

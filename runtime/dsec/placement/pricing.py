@@ -221,13 +221,10 @@ class Pricing:
 
     def _scores(self, spot: Spot) -> tuple[tuple[str, float], ...]:
         """Return the parts of a priced node's cost by name; they sum to `cost` but for rounding."""
-        node, weights, request = spot.node, self._weights, self._request
-        parts = [
-            (name, float(getattr(weights, name)) * part(node, request, self._asked))
-            for name, part in STATIC
-        ]
-        parts += local_parts(node, request, weights)
-        parts.append(("order", self._derived.order.item(spot.row)))
+        weights, request = self._weights, self._request
+        if not spot.parts:
+            spot.parts = self._parts(spot)
+        parts = [*spot.parts]
         if spot.every:
             parts.append(("stage", weights.stage * (spot.same / spot.every)))
         if request.spread:
@@ -235,6 +232,18 @@ class Pricing:
         rest = spot.cost - sum(value for _, value in parts)
         named = [(name, value) for name, value in parts if value]
         return (("cost", spot.cost), ("stranding", rest), *named)
+
+    def _parts(self, spot: Spot) -> tuple[tuple[str, float], ...]:
+        """Return the parts that do not change as requests come."""
+        node, weights, request = spot.node, self._weights, self._request
+        return (
+            *(
+                (name, float(getattr(weights, name)) * part(node, request, self._asked))
+                for name, part in STATIC
+            ),
+            *local_parts(node, request, weights),
+            ("order", self._derived.order.item(spot.row)),
+        )
 
     def close(self, spots: Sequence[Spot]) -> None:
         """Write everything back: figures of nodes, and who holds what."""

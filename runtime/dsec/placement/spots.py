@@ -94,3 +94,5 @@ class Spot:
     """Numbers of CPUs that nobody is pinned to."""
     held: dict[tuple[int, ...], Held] | None = None
     """What was given of cards before, by their numbers."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Of its cost by name, as far as they do not change; empty: nobody has asked."""

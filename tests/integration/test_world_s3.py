@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import httpx2
 import pytest
 from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.s3 import S3Config, S3Objects
@@ -77,3 +78,22 @@ async def test_an_absent_server_is_an_unknown_outcome(kind: type[S3Objects | S3B
         await store.get("x")
     with pytest.raises(ObjectStoreError):
         await store.list("x/")
+
+
+@pytest.mark.parametrize("objects", ["boto3"], indirect=True)
+async def test_a_signed_url_does_one_thing_without_a_credential(objects: S3Objects) -> None:
+    """A put creates and replaces nothing, not even without the header; a get reads a part."""
+    put, headers = await objects.presign("PUT", "signed/key", 60)
+    get, _ = await objects.presign("GET", "signed/key", 60)
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        assert (await client.put(put, content=b"0123456789")).status_code == 403
+        first = await client.put(put, content=b"0123456789", headers=headers)
+        assert first.status_code == 200, first.text
+        assert (await client.put(put, content=b"other", headers=headers)).status_code == 412
+        part = await client.get(get, headers={"Range": "bytes=2-4"})
+        assert (part.status_code, part.content) == (206, b"234")
+        beyond = await client.get(get, headers={"Range": "bytes=10-12"})
+        assert beyond.status_code == 416
+        other = get.replace("signed/key", "other/key")
+        assert (await client.get(other)).status_code == 403
+    assert (await objects.get("signed/key"))[0] == b"0123456789"

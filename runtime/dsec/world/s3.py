@@ -45,6 +45,8 @@ class S3Objects:
                 # a repeat of a conditional put after a lost answer is the caller's to judge
                 retries={"total_max_attempts": 1},
                 s3={"addressing_style": "path" if config.endpoint else "auto"},
+                # URLs too: the older form signs no headers, and the condition of a put is one
+                signature_version="s3v4",
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),

@@ -328,7 +328,7 @@ async def test_verifying_names_the_copies_that_are_damaged(sides: tuple[Side, Si
     await b.place.objects.put(pack.key, b"x" * pack.size)
     answer = await b.take_over("a", rehearse=True, verify=True)
     (copy,) = answer.rows[0].copies
-    assert "damaged" in copy.problem
+    assert "all before it are damaged" in copy.problem
 
 
 async def test_what_another_has_taken_is_not_taken_again(sides: tuple[Side, Side]) -> None:

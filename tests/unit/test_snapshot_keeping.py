@@ -26,9 +26,7 @@ from dsec.snapshots.merging import (
     Merged,
     PoolRecord,
     RecordError,
-    after,
     merge,
-    merge_meta,
     read_lines,
     write_lines,
 )
@@ -255,7 +253,6 @@ def test_a_merge_says_what_it_found() -> None:
     assert [one.body for one in found] == [b"1", b"2", b"again", b"6"]
     assert (report.count, report.repeated, report.conflicts) == (4, 2, [3])
     assert (report.gaps, report.resume, Merged().resume) == ([(4, 5)], 7, 1)
-    assert [one.seq for one in after(found, 2)] == [3, 6]
 
 
 def test_lines_are_records_and_half_a_line_is_none() -> None:
@@ -272,20 +269,6 @@ def test_lines_are_records_and_half_a_line_is_none() -> None:
     ):
         with pytest.raises(RecordError, match=said):
             list(read_lines([wrong]))
-
-
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from(["step", "seq", "stage"]), st.integers(0, 3)), max_size=4
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_metadata_merges_in_any_order(pieces: list[dict[str, int]], random: "object") -> None:
-    """The latest says; the order of arrival does not."""
-    whole = merge_meta(pieces)
-    shuffled = list(pieces)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert merge_meta(shuffled) == whole == merge_meta([*pieces, *pieces])
 
 
 # ---------------------------------------------------------------------- keys

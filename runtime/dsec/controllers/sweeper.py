@@ -18,8 +18,17 @@ from dsec.journal.bindings import Bindings
 from dsec.journal.history import HistoryWriter
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.layout import name_of, prefix_of
-from dsec.snapshots.refs import Pin, bury, in_force, list_refs, pins
-from dsec.snapshots.retention import SWEEP_SECONDS, Activity, sweep
+from dsec.snapshots.refs import (
+    Pin,
+    buried_key,
+    bury,
+    in_force,
+    list_refs,
+    pins,
+    tombstones,
+)
+from dsec.snapshots.retention import SWEEP_SECONDS, Activity, outlived, sweep
+from dsec.snapshots.steady import remove
 from dsec.snapshots.surety import Surety
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore, ObjectStoreError
@@ -76,6 +85,8 @@ class Sweeper:
             if await self._ours(prefix, refs):
                 own = [one for one in held if one.lineage == lineage]
                 count += await self._sweep(prefix, refs, own, lives=lineage in live)
+        for stone in outlived(await tombstones(self.objects, prefix), now=self.clock.now()):
+            await remove(self.objects, buried_key(prefix, "tombstones", stone))
         self.removed += count
         return count
 

@@ -18,10 +18,11 @@ from dsec.gateway.core import Gateway, GatewayConfig
 from dsec.gateway.identity import AwsIdentity
 from dsec.providers.opening import open_aws
 from dsec.rules import Settings
-from dsec.snapshots.keys import KeyFileError, KeySource, read_key_file
+from dsec.snapshots.keys import KeyFileError, KeySource, KmsKeys, read_key_file
 from dsec.world import heap, logs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.http import NetworkPlain, NetworkTls
+from dsec.world.kms import AwsKms
 from dsec.world.kube import connect
 from dsec.world.records import RecordsError
 from dsec.world.s3 import S3Objects
@@ -97,7 +98,10 @@ def _aws(told: AwsSupplier | None) -> AwsIdentity | None:
 
 
 def _snapshot_keys(settings: RoleSettings) -> KeySource | None:
-    """Return what opens the keys of snapshots: a mounted file; None: no snapshots are taken."""
+    """Return what opens the keys of snapshots: KMS, or a mounted file; None: none are taken."""
+    told = settings.config.snapshots
+    if told.kms_key:
+        return KmsKeys(AwsKms(told.kms_region, told.kms_endpoint), told.kms_key)
     path = settings.secrets / "snapshots" / "keys.json"
     return read_key_file(path, system_randomness()) if path.is_file() else None
 

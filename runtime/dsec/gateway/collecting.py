@@ -4,6 +4,7 @@ Asked for by an operator, and once a day by each gateway: collectors share one w
 repository, so several at once are no more than one.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +15,7 @@ from dsec.gateway.errors import ApiError, away
 from dsec.snapshots.collecting import BrokenError, CollectError, Collector
 from dsec.snapshots.keys import KeyAwayError, KeyUnknownError
 from dsec.snapshots.layout import prefix_of
+from dsec.snapshots.repacking import repack
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.walking import needed_packs
@@ -61,6 +63,9 @@ async def collected(gateway: "Gateway", tenant: str, *, wait: bool) -> Collected
 
     collector = Collector(gateway.objects, prefix, gateway.clock, needs, repo.forget)
     try:
+        with suppress(SnapshotDamagedError):
+            # what is damaged stays where it is; the collector says which snapshots that breaks
+            await repack(repo)
         swept = await collector.collect(wait=wait)
     except (CollectError, ObjectStoreError) as problem:
         return Collected(tenant=tenant, problem=str(problem))

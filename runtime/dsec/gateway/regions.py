@@ -19,11 +19,13 @@ from dsec.api.failover import (
 )
 from dsec.api.records import Tenant
 from dsec.api.replication import REPLICATE_NOW
+from dsec.api.snapshot import SnapshotRef
 from dsec.api.status import OverrideKind
 from dsec.gateway.calls import Call
 from dsec.gateway.core import Gateway
 from dsec.gateway.errors import invalid, not_found
 from dsec.snapshots.failover import (
+    PARTITIONS,
     RESTORE_FROM,
     TAKEN,
     Case,
@@ -32,11 +34,13 @@ from dsec.snapshots.failover import (
     again,
     isolate,
     plan,
+    stage,
     survey,
 )
 from dsec.snapshots.homes import HomeTakenError
 from dsec.snapshots.keys import KeyAwayError, KeyUnknownError
 from dsec.snapshots.layout import name_of, prefix_of
+from dsec.snapshots.refs import newest_good
 from dsec.snapshots.replicating import REPOSITORY
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.routing import Residency
@@ -115,21 +119,25 @@ class _Failover:
         if self.asked.verify:
             for prefix, case in found:
                 if case.fate in TAKEN:
-                    await self._verify(prefix, case, rows[case.card.root])
+                    await self._verify(prefix, rows[case.card.root])
         self._step(Stage.OBSERVE.value, began)
         going = [one for one in found if one[1].fate in TAKEN]
-        if not self.asked.rehearse:
+        rules, isolated = PARTITIONS["region"], None
+        while not self.asked.rehearse:
             began = self.gateway.clock.monotonic()
-            # all of them first: nothing runs here while something could still run there
+            # all of one stage before the next: nothing runs here that could still run there
+            now = stage(rules, 0.0, isolated_for=isolated, declared=True)
+            if now is Stage.RECOVER:
+                for _, case in found:
+                    row = rows[case.card.root]
+                    if not row.problem and self._owes(case):
+                        await self._recover(case, row)
+                self._step(now.value, began)
+                break
             for prefix, case in going:
                 await self._isolate(prefix, case, rows[case.card.root])
-            self._step(Stage.ISOLATE.value, began)
-            began = self.gateway.clock.monotonic()
-            for _, case in found:
-                row = rows[case.card.root]
-                if not row.problem and self._owes(case):
-                    await self._recover(case, row)
-            self._step(Stage.RECOVER.value, began)
+            isolated = self.gateway.clock.monotonic() - began
+            self._step(now.value, began)
         lost = [rows[case.card.root].lost_seconds for _, case in going]
         return FailoverAnswer(
             here=self.gateway.config.region,
@@ -174,7 +182,7 @@ class _Failover:
             found += [(prefix, one) for one in cases if not wanted or one.card.project in wanted]
         return found
 
-    async def _verify(self, prefix: str, case: Case, row: FailoverRow) -> None:
+    async def _verify(self, prefix: str, row: FailoverRow) -> None:
         """Read the newest copies; what is damaged is said, and restores fall back from it."""
         gateway = self.gateway
         source = gateway.config.snapshot_keys
@@ -188,14 +196,19 @@ class _Failover:
         except (KeyAwayError, KeyUnknownError, SnapshotDamagedError) as problem:
             row.problem = str(problem)
             return
-        newest = {one.lineage: one.seq for one in case.copies}
-        refs = (await survey(gateway.objects, prefix)).refs
-        for ref in refs:
-            if newest.get(ref.lineage) == ref.seq:
-                report = await verify(repo, ref.manifest)
-                for copy in row.copies:
-                    if copy.lineage == ref.lineage and not report.good:
-                        copy.problem = f"{name_of(ref.lineage, ref.seq)}: {report.problems[0]}"
+
+        async def wrong(ref: SnapshotRef) -> str:
+            return "; ".join((await verify(repo, ref.manifest)).problems[:1])
+
+        for copy in row.copies:
+            choice = await newest_good(gateway.objects, prefix, copy.lineage, wrong)
+            if choice is None:
+                copy.problem = f"{name_of(copy.lineage, copy.seq)} and all before it are damaged"
+            elif choice.ref.seq != copy.seq:
+                why = "; ".join(one.why for one in choice.skipped[:1])
+                copy.problem = f"{name_of(copy.lineage, copy.seq)}: {why}; before it: usable"
+                copy.seq = choice.ref.seq
+                copy.age_seconds = (gateway.clock.now() - choice.ref.created).total_seconds()
 
     async def _isolate(self, prefix: str, case: Case, row: FailoverRow) -> None:
         try:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import blake3
 
@@ -81,11 +80,6 @@ def merge(pieces: Sequence[Iterable[PoolRecord]], report: Merged) -> Iterator[Po
         yield best
 
 
-def after(records: Iterable[PoolRecord], last: int | None) -> Iterator[PoolRecord]:
-    """Yield the increment since a number: what the next snapshot adds."""
-    return (one for one in records if last is None or one.seq > last)
-
-
 def read_lines(lines: Iterable[bytes], name: str = "pool") -> Iterator[PoolRecord]:
     """Yield the records of a file with one JSON object a line.
 
@@ -104,22 +98,6 @@ def write_lines(records: Iterable[PoolRecord]) -> Iterator[bytes]:
     """Yield the lines of a file that `read_lines` reads."""
     for record in records:
         yield record.body if record.body.endswith(b"\n") else record.body + b"\n"
-
-
-def merge_meta(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is known of a run from what its snapshots said: each name from the latest.
-
-    A piece says how late it is by `step`, else by `seq`; of equally late ones the larger text has a
-    name, so that the order in which they come does not matter.
-    """
-    best: dict[str, tuple[tuple[float, float], str, Any]] = {}
-    for piece in pieces:
-        late = (_number(piece.get("step")), _number(piece.get(SEQ)))
-        for name, value in piece.items():
-            entry = (late, json.dumps(value, sort_keys=True, default=str), value)
-            if name not in best or entry[:2] > best[name][:2]:
-                best[name] = entry
-    return {name: value for name, (_, _, value) in sorted(best.items())}
 
 
 def _ascending(number: int, piece: Iterable[PoolRecord]) -> Iterator[PoolRecord]:
@@ -143,7 +121,3 @@ def _record(line: bytes, where: str) -> PoolRecord:
     if not isinstance(incarnation, int) or isinstance(incarnation, bool) or incarnation < 0:
         raise RecordError(f"{where}: {INCARNATION}: {incarnation!r}: a whole number is wanted")
     return PoolRecord(seq, line, incarnation)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0

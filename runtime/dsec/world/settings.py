@@ -38,6 +38,16 @@ class StoreSettings(WireModel):
     region: str = "us-east-1"
 
 
+class SnapshotSettings(WireModel):
+    """What opens the keys of snapshots; without a key of KMS a mounted file does."""
+
+    kms_key: str = ""
+    """Key id, alias or ARN; a multi-region key opens what other regions wrapped."""
+    kms_region: str = "us-east-1"
+    kms_endpoint: str = ""
+    """Empty: the region's own."""
+
+
 class RoleConfig(WireModel):
     """config.json: what every process of the control plane reads."""
 
@@ -49,6 +59,7 @@ class RoleConfig(WireModel):
     scheduling: SchedulingConfig = SchedulingConfig()
     scaling: ScalingConfig = ScalingConfig()
     suppliers: SuppliersConfig = SuppliersConfig()
+    snapshots: SnapshotSettings = SnapshotSettings()
 
 
 @dataclass(frozen=True, slots=True)

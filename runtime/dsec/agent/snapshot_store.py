@@ -34,6 +34,8 @@ from dsec.world.objects import (
 BASE = "/agent/v1/snapshots"
 DIRECT_BYTES = 1 << 20
 """From this size on an object is worth a URL of its own."""
+DIRECT_PART = 64 << 10
+"""And a part of one, whose URL serves all its parts."""
 URL_SECONDS = 600.0
 """A URL is used again for so long; gateways sign for 15 minutes."""
 RELAY_SECONDS = 300.0
@@ -105,7 +107,7 @@ class GatewayObjects:
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a part of the content. Raises NotFoundError, ObjectStoreError."""
         part = {"Range": f"bytes={start}-{start + length - 1}"}
-        found = await self._direct("GET", key, headers=part) if length >= DIRECT_BYTES else None
+        found = await self._direct("GET", key, headers=part) if length >= DIRECT_PART else None
         if found is None:
             found = await self._ask("GET", _path(key), key, headers=part)
         if len(found) > length:

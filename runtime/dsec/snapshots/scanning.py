@@ -147,23 +147,18 @@ def _listed(source: Source, root: int, folder: bytes) -> tuple[int, bytes, list[
     except OSError as problem:
         where = Path(source.root, os.fsdecode(folder))
         raise SaveError(f"{where}: {problem.strerror}") from problem
-    return handle, folder, sorted(map(os.fsencode, os.listdir(handle)), reverse=True)  # noqa: PTH208  of a handle
+    return handle, folder, sorted(os.listdir(b"/proc/self/fd/%d" % handle), reverse=True)  # noqa: PTH208  bytes
 
 
 def _found(
     path: bytes, inside: bytes, stat: os.stat_result, xattrs: dict[bytes, bytes], *, upper: bool
 ) -> Found:
-    kind = KINDS[modes.S_IFMT(stat.st_mode)]
-    entry = Entry(
-        path,
-        kind,
-        modes.S_IMODE(stat.st_mode),
-        stat.st_uid,
-        stat.st_gid,
-        stat.st_mtime_ns,
-        xattrs=tuple((name, value) for name, value in xattrs.items() if name not in OPAQUE),
-        opaque=any(name in OPAQUE for name in xattrs),
-    )
+    mode = stat.st_mode
+    kind = KINDS[modes.S_IFMT(mode)]
+    entry = Entry(path, kind, mode & 0o7777, stat.st_uid, stat.st_gid, stat.st_mtime_ns)
+    if xattrs:
+        entry.xattrs = tuple(one for one in xattrs.items() if one[0] not in OPAQUE)
+        entry.opaque = len(entry.xattrs) < len(xattrs)
     if kind in {Kind.CHARACTERS, Kind.BLOCKS}:
         entry.device = stat.st_rdev
         if upper and kind is Kind.CHARACTERS and stat.st_rdev == 0:

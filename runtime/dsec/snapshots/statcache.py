@@ -29,6 +29,8 @@ SEGMENT = struct.Struct("<IIII")
 """Lengths of the id of the list, of pieces, of the prints of blocks and of pages."""
 STAT = struct.Struct("<IIIQqqQ")
 BUFFER = 1 << 20
+PARTS = 256
+"""Records that are written together; at most a few hundred KiB."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Remembered:
     pieces: bytes
     xattrs: tuple[tuple[bytes, bytes], ...]
     segments: int
+    record: bytes = b""
+    """As it was written, to be written again."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class StatCache:
         except OSError:
             return Reader(None, 0)
         with suppress(OSError, struct.error):
-            size = os.fstat(file.fileno()).st_size
+            size = _size(file)
             file.seek(max(size - HASH_BYTES, 0))
             end = file.read()
             if size > HASH_BYTES and _hash(file, size - HASH_BYTES) == end:
@@ -124,8 +128,8 @@ class Reader:
         self._file = file
         self.epoch = epoch
         self._left = 0
-        if file is not None:
-            self._end = os.fstat(file.fileno()).st_size - HASH_BYTES
+        # the file is asked for its place once: each time is a system call
+        self._unread = 0 if file is None else _size(file) - HASH_BYTES - file.tell()
         self._ahead = self._following()
         self._order = order(self._ahead.path) if self._ahead else b""
 
@@ -133,7 +137,9 @@ class Reader:
         """Return what is remembered of a path; each path asked for comes after the one before."""
         wanted = order(path)
         while self._ahead is not None and self._order < wanted:
-            self._skip()
+            for _ in range(self._left):
+                self._skip()
+            self._left = 0
             self._ahead = self._following()
             self._order = order(self._ahead.path) if self._ahead else b""
         if self._ahead is not None and self._order == wanted:
@@ -142,10 +148,10 @@ class Reader:
 
     def segments(self) -> Iterator[KnownSegment]:
         """Yield the segments of the file that was found last, once."""
-        while self._left and self._file is not None:
+        while self._left:
             self._left -= 1
-            lengths = SEGMENT.unpack(self._file.read(SEGMENT.size))
-            list_id, pieces, blocks, pages = map(self._file.read, lengths)
+            lengths = SEGMENT.unpack(self._read(SEGMENT.size))
+            list_id, pieces, blocks, pages = map(self._read, lengths)
             yield KnownSegment(Segment(pieces, Prints(blocks, pages)), list_id)
 
     def close(self) -> None:
@@ -153,19 +159,32 @@ class Reader:
         if self._file is not None:
             self._file.close()
 
+    def _read(self, length: int) -> bytes:
+        self._unread -= length
+        return b"" if self._file is None else self._file.read(length)
+
     def _skip(self) -> None:
-        while self._left and self._file is not None:
-            self._left -= 1
-            self._file.seek(sum(SEGMENT.unpack(self._file.read(SEGMENT.size))), os.SEEK_CUR)
+        length = sum(SEGMENT.unpack(self._read(SEGMENT.size)))
+        self._unread -= length
+        if self._file is not None:
+            self._file.seek(length, os.SEEK_CUR)
 
     def _following(self) -> Remembered | None:
-        if self._file is None or self._file.tell() >= self._end:
+        if self._unread <= 0:
             return None
-        *lengths, segments = HEAD.unpack(self._file.read(HEAD.size))
-        path, stat, pieces, xattrs = map(self._file.read, lengths)
-        self._left = segments
-        known = unpack_xattrs(xattrs) if xattrs else ()
-        return Remembered(path, stat, pieces, known, segments)
+        head = self._read(HEAD.size)
+        path, stat, pieces, xattrs, self._left = HEAD.unpack(head)
+        rest = self._read(path + stat + pieces + xattrs)
+        stat += path
+        pieces += stat
+        return Remembered(
+            rest[:path],
+            rest[path:stat],
+            rest[stat:pieces],
+            unpack_xattrs(rest[pieces:]) if xattrs else (),
+            self._left,
+            head + rest,
+        )
 
 
 class Writer:
@@ -176,22 +195,31 @@ class Writer:
         self._file = path.open("wb", buffering=BUFFER)
         path.chmod(0o600)
         self._hash = blake3()
-        self._write(head)
+        self._parts = [head]
 
     def add(self, entry: Entry, stat: bytes, segments: int) -> None:
         """Write the record of a file; that many segments follow."""
         xattrs = pack_xattrs(entry.xattrs) if entry.xattrs else b""
         parts = (entry.path, stat, entry.pieces, xattrs)
-        self._write(b"".join((HEAD.pack(*map(len, parts), segments), *parts)))
+        self.add_record(b"".join((HEAD.pack(*map(len, parts), segments), *parts)))
+
+    def add_record(self, record: bytes) -> None:
+        """Write the record of a file that did not change, as it was read."""
+        self._parts.append(record)
+        if len(self._parts) >= PARTS:
+            self._spill()
 
     def add_segment(self, known: KnownSegment) -> None:
         """Write one segment of the file that was added last."""
         one = known.segment
         parts = (known.list_id, one.pieces, one.prints.blocks, one.prints.pages)
-        self._write(b"".join((SEGMENT.pack(*map(len, parts)), *parts)))
+        self._parts += (SEGMENT.pack(*map(len, parts)), *parts)
+        if len(self._parts) >= PARTS:
+            self._spill()
 
     def finish(self) -> None:
         """Put the new file in the place of the old one."""
+        self._spill()
         self._file.write(self._hash.digest())
         self._file.close()
         self._path.replace(self._final)
@@ -201,9 +229,15 @@ class Writer:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _write(self, data: bytes) -> None:
+    def _spill(self) -> None:
+        data = b"".join(self._parts)
+        self._parts.clear()
         self._hash.update(data)
         self._file.write(data)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _hash(file: BinaryIO, length: int) -> bytes:

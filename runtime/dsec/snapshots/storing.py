@@ -84,12 +84,6 @@ class Store:
         with self._lock:
             return self.repo.randomness.randbytes(SALT_BYTES)
 
-    def add_moved(self, files: int, size: int) -> None:
-        """Count what was looked at."""
-        with self._lock:
-            self.moved.files += files
-            self.moved.bytes += size
-
     @contextmanager
     def lane(self) -> Iterator["Lane"]:
         """Borrow a lane; the one that was given back last, so that few packs are begun."""

@@ -28,9 +28,11 @@ SEGMENT_WEIGHT = 128
 INLINE_PIECES = 16
 """Segments of more pieces list them in a blob of their own, which the next manifest shares."""
 MANIFEST_FRAME = 256 << 10
-SETTLED_NS = 2_000_000_000
-"""What changed so shortly before the scan can change again without another time stamp."""
+FINE_NS, COARSE_NS = 50_000_000, 1_000_000_000
+"""What changed so shortly before the scan can change again without another time stamp: kernels
+stamp by their ticks, some file systems by seconds."""
 IDS_AT_ONCE = 8192 * ID_BYTES
+COUNTED_AT_ONCE = 256
 SEGMENTS_CHECKED = 64
 """After a collection, larger files are read again: whether all of one is there takes memory."""
 
@@ -56,6 +58,8 @@ class Waiting:
     place: int = 0
     reading: bool = False
     segments: int = 0
+    record: bytes = b""
+    """Of a file that did not change."""
     weight: int = 1
 
 
@@ -87,7 +91,7 @@ class TreeSaver:
         self.vanished = 0
         self._store = store
         self._cache = cache
-        self._settled = int(started * 1e9) - SETTLED_NS
+        self._started = int(started * 1e9)
         repo = store.repo
         identity = repo.about.id
         self._reader = cache.reader(identity) if cache else Reader(None, 0)
@@ -128,6 +132,7 @@ class TreeSaver:
                 root_id = self.manifest.finish()
                 self._lane.flush()
                 self._resolve()
+                self._count()
             except BaseException as problem:
                 # jobs that run see it and end; no handle may go before
                 self._store.fail(problem)
@@ -170,7 +175,7 @@ class TreeSaver:
         if known is not None and known.stat == packed and self._unchanged(entry, known, packed):
             return
         # equal time stamps mean nothing so soon after a change
-        kept = packed if stat.st_ctime_ns < self._settled else b""
+        kept = packed if self._has_settled(stat.st_ctime_ns) else b""
         if stat.st_size > SMALL:
             self._take_large(tree, found, kept, known)
             return
@@ -180,6 +185,11 @@ class TreeSaver:
         tree.batch_bytes += stat.st_size
         if len(tree.batch) >= BATCH_FILES or tree.batch_bytes >= BATCH_BYTES:
             self._submit_batch(tree)
+
+    def _has_settled(self, changed: int) -> bool:
+        """Return whether a change after this one shows in a time stamp of its own."""
+        grain = FINE_NS if changed % COARSE_NS else 2 * COARSE_NS
+        return changed < self._started - grain
 
     def _unchanged(self, entry: Entry, known: Remembered, packed: bytes) -> bool:
         """Put a file in line as it was saved; False where some of it is not stored any more."""
@@ -193,8 +203,7 @@ class TreeSaver:
             if not all(map(self._store.repo.index.stays, ids)):
                 return False
         entry.pieces, entry.xattrs = known.pieces, known.xattrs
-        waiting = Waiting(entry, packed, segments=known.segments)
-        self._append(waiting)
+        self._append(Waiting(entry, packed, segments=known.segments, record=known.record))
         for number, one in enumerate(segments or self._reader.segments(), 1):
             self._append(Part(None, one, number == known.segments))
         return True
@@ -238,8 +247,11 @@ class TreeSaver:
         return self._sure or all(index.stays(blob) for blob in blobs_in(known.segment.pieces))
 
     def _append(self, one: Waiting | Part) -> None:
-        self._line.append(one)
         self._weight += one.weight
+        if not self._line and _ready(one):
+            self._settle(one)
+            return
+        self._line.append(one)
         while self._weight > ENTRIES_AHEAD or (len(self._line) > 1 and _ready(self._line[0])):
             self._settle(self._line.popleft())
 
@@ -309,12 +321,15 @@ class TreeSaver:
         elif entry.kind is Kind.HARDLINK and entry.link in self._gone:
             self._lose(entry.path)
             return
-        if entry.kind is Kind.FILE and self._writer is not None:
-            self._writer.add(entry, one.stat, one.segments)
+        if self._writer is not None and entry.kind is Kind.FILE:
+            if one.record:
+                self._writer.add_record(one.record)
+            else:
+                self._writer.add(entry, one.stat, one.segments)
         if one.segments:
             self._large, self._alone = entry, one.segments == 1
         else:
-            if not one.reading:
+            if one.record:
                 self._use(entry.pieces)
             self._add(entry)
 
@@ -348,7 +363,11 @@ class TreeSaver:
 
     def _add(self, entry: Entry) -> None:
         self.manifest.add(entry)
-        self._store.add_moved(entry.kind is Kind.FILE, entry.size)
+        if self.manifest.entries % COUNTED_AT_ONCE == 0:
+            self._count()
+
+    def _count(self) -> None:
+        self._store.moved.files, self._store.moved.bytes = self.manifest.files, self.manifest.size
 
     def _lose(self, path: bytes) -> None:
         self._gone.add(path)
@@ -356,8 +375,11 @@ class TreeSaver:
 
     def _use(self, row: bytes) -> None:
         """Take down which packs hold the pieces of a row; those to come are known anyway."""
-        for blob in blobs_in(row):
-            self._ids += blob
+        if len(row) == PIECE.size:
+            self._ids += row[:ID_BYTES]
+        else:
+            for blob in blobs_in(row):
+                self._ids += blob
         if len(self._ids) >= IDS_AT_ONCE:
             self._resolve()
 

@@ -16,7 +16,7 @@ from dsec.api.scaling import Market, Shrinking
 from dsec.scaling.nodes.offerings import Offering
 from dsec.scaling.nodes.rules import NodeRules, PoolRules
 from dsec.sim.bursts import DAY_SECONDS
-from dsec.sim.elastic.fleet import Fleet, Rules, Tally
+from dsec.sim.elastic.fleet import SNAPSHOT_PER_GIB, TRANSFER_PER_GIB, Fleet, Rules, Tally
 from dsec.sim.elastic.load import Work, folded, in_order, rollouts
 from dsec.sim.elastic.market import (
     OWNED_CPU,
@@ -138,7 +138,8 @@ def our_rules() -> NodeRules:
     """Return the rules of dsec: its defaults, with no wait before cloud nodes are bought.
 
     Peers buy as soon as their batch closes: with the default of 10 s all waits would be that much
-    longer. Spot is waited for half as long as by default, for the same reason.
+    longer. Spot is waited for half as long as by default, for the same reason. A move costs here
+    what the market charges for it.
     """
     return NodeRules(
         pools=(
@@ -149,6 +150,7 @@ def our_rules() -> NodeRules:
             PoolRules("cloud-cpu", burst_wait_s=0.0),
         ),
         spot_patience_s=30.0,
+        move_price_per_gib=SNAPSHOT_PER_GIB + TRANSFER_PER_GIB,
     )
 
 

@@ -217,28 +217,43 @@ class World:
         node = next(one for one in self.state.nodes if one.name == drain.node)
         node = replace(node, phase=NodePhase.DRAINING)
         demand = self.state.demand
-        outcomes = {move.id: self.moves_work(move.id) for move in drain.moves}
+        running = {one.id: one for held in self.state.nodes for one in held.work}
+        outcomes: dict[str, bool] = {}
         arrived: dict[str, list[Running]] = {}
+        room = True
         for move in drain.moves:
+            # what makes room goes first; where it stays, nobody comes
+            outcomes[move.id] = room and self.moves_work(move.id)
+            room = room and (outcomes[move.id] or move.source == drain.node)
             if outcomes[move.id]:
-                moved = next(one for one in node.work if one.id == move.id)
                 arrived.setdefault(move.target, []).append(
                     replace(
-                        moved,
+                        running[move.id],
                         last_moved_at=self.state.now,
                         moved_under=demand,
                         devices=move.decision.devices,
                     )
                 )
+        moved = {id_ for id_, rested in outcomes.items() if rested}
         rests = [one for one in node.work if one.id in drain.rests]
         for one in rests:
             self.life[one.id] = max(1.0, self.ends[one.id] - self.state.now)
-        node = drained(node, outcomes | dict.fromkeys(drain.rests, True), self.state.now)
+        own = {one.id: outcomes[one.id] for one in node.work if one.id in outcomes}
+        node = drained(node, own | dict.fromkeys(drain.rests, True), self.state.now)
         pending = tuple(Pending(one.request, one.started_at, 0.0, one.budget) for one in rests)
         nodes = tuple(
             node
             if one.name == node.name
-            else watched(replace(one, work=(*one.work, *arrived.get(one.name, ()))), self.state.now)
+            else watched(
+                replace(
+                    one,
+                    work=(
+                        *(some for some in one.work if some.id not in moved),
+                        *arrived.get(one.name, ()),
+                    ),
+                ),
+                self.state.now,
+            )
             for one in self.state.nodes
         )
         self.state = replace(self.state, nodes=nodes, pending=(*pending, *self.state.pending))

@@ -135,6 +135,59 @@ def test_work_that_may_not_be_interrupted_is_never_moved_to_spot() -> None:
     assert "od" not in {one.node for one in made.drains}
 
 
+OWN = offering("own16", 16, 64, price="1", market=Market.OWNED, pool="own")
+
+
+def _exchange(**fields: object) -> FleetState:
+    """Return an own machine of 16 cores full of small work, a small cloud node, and a full one."""
+    small = [running(f"s{n}", 2, task_class=PREEMPTIBLE) for n in range(8)]
+    nodes = (
+        fleet_node("own", OWN, work=small),
+        fleet_node("room", C16, work=[running("r", 4, movable=False)]),
+        fleet_node("big", C16, work=[running("large", 12, **fields)]),
+    )
+    return FleetState(NOW, nodes, offerings=(OWN, C16))
+
+
+def test_less_demanding_work_makes_room_on_a_machine_that_is_paid_for_anyway() -> None:
+    """12 cores of a full cloud node: six of the eight small ones move beside other work first."""
+    (drain,) = planned(_exchange()).drains
+    assert (drain.node, drain.reason) == ("big", Why.CONSOLIDATION)
+    assert (drain.moves[-1].id, drain.moves[-1].target) == ("large", "own")
+    first = drain.moves[:-1]
+    assert {(move.source, move.target) for move in first} == {("own", "room")}
+    assert len({move.id for move in first}) == len(first) == 6
+
+
+@pytest.mark.parametrize(
+    "wrong", ["not movable", "moved lately", "no room elsewhere", "as large", "does not pay"]
+)
+def test_room_is_not_made_at_any_price(wrong: str) -> None:
+    """What may not move, or is as large, stays; a move that saves less than it costs is none."""
+    state = _exchange(**({"expected_remaining_s": 1.0} if wrong == "does not pay" else {}))
+    own, room, big = state.nodes
+    if wrong == "not movable":
+        own = replace(own, work=tuple(replace(one, movable=False) for one in own.work))
+    if wrong == "moved lately":
+        own = replace(own, work=tuple(replace(one, last_moved_at=NOW - 60) for one in own.work))
+    if wrong == "no room elsewhere":
+        room = replace(room, work=(running("r", 15, movable=False),))
+    if wrong == "as large":
+        own = replace(own, work=(running("other", 12),))
+    made = planned(replace(state, nodes=(own, room, big)))
+    assert "big" not in {one.node for one in made.drains}
+
+
+def test_a_full_cloud_node_goes_where_a_paid_machine_has_room() -> None:
+    """However full: its work fits beside what the own machine runs. To cloud it would not move."""
+    big = fleet_node("big", C16, work=[running("large", 12)])
+    own = fleet_node("own", OWN, work=[running("s", 2)])
+    (drain,) = planned(FleetState(NOW, (own, big), offerings=(OWN, C16))).drains
+    assert [(move.id, move.target) for move in drain.moves] == [("large", "own")]
+    other = fleet_node("other", C32, work=[running("s", 17)])
+    assert planned(FleetState(NOW, (other, big), offerings=(C16, C32))).drains == ()
+
+
 # -- failures of providers ------------------------------------------------------------------------
 
 

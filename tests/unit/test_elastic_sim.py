@@ -118,6 +118,16 @@ def test_folding_keeps_the_hour_and_the_amount_of_work() -> None:
     assert {one.kind for one in both} == {"cpu", "rollout"}
 
 
+def test_what_a_trace_calls_best_effort_may_be_interrupted() -> None:
+    """And nothing else of it."""
+    jobs = [
+        Job(f"p{best}", 1000, 1 << 30, at=7200.0, duration=500.0, best_effort=best)
+        for best in (False, True)
+    ]
+    found = folded(jobs, 1, days=1, scale=1.0, busy_from=0.0)
+    assert {one.id: one.interruptible for one in found} == {"pFalse-0": False, "pTrue-0": True}
+
+
 def test_the_command_tells_bill_and_waits(tmp_path: Path) -> None:
     """A day of few rollouts: JSON that adds up, and a picture."""
     picture = tmp_path / "run.png"

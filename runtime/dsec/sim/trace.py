@@ -1,8 +1,8 @@
 """Traces in the CSV format of the openb GPU cluster: nodes and pods, every mistake named.
 
 Node lists have the columns sn, cpu_milli, memory_mib, gpu, model; pod lists have name, cpu_milli,
-memory_mib, num_gpu, gpu_milli and optionally gpu_spec ("a|b": any of these models),
-creation_time and deletion_time (seconds). Further columns are skipped.
+memory_mib, num_gpu, gpu_milli and optionally gpu_spec ("a|b": any of these models), qos (BE: best
+effort), creation_time and deletion_time (seconds). Further columns are skipped.
 """
 
 import csv
@@ -50,6 +50,8 @@ class Job:
     """What it belongs to; jobs of one task arrive together."""
     isolation: str = "container"
     image: str = ""
+    best_effort: bool = False
+    """Whoever asked for it bears interruptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ def read_jobs(lines: Iterable[str], file: str) -> list[Job]:
             models=tuple(one.strip() for one in models if one.strip()),
             at=begin or 0.0,
             duration=None if end is None else end - (begin or 0.0),
+            best_effort=(row.fields.get("qos") or "").strip() == "BE",
         )
 
     return _read(lines, file, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"), job)

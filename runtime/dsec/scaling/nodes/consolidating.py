@@ -1,33 +1,29 @@
-"""Cloud nodes that are little used: their work moves together, and they fall empty. Pure.
+"""Cloud nodes whose work moves together, so that they fall empty and go. Pure.
 
-The least used first. A node is drained only where all of its work fits on other nodes that are
-ready and in use, by the real placement with every constraint, beside what waits and what buffers
-keep free; where the saving pays for the moves; and where nothing on it has moved for the same
-demand before. What cannot be moved stays, and so does its node.
+Nodes that are little used, the least used first: all of their work fits on other nodes that are
+ready and in use, beside what waits and what buffers keep free. And nodes however full, the dearest
+first, whose work fits on machines that are paid for anyway; where those are full, less demanding
+work there makes room. Only where the saving pays for all the moves, and where nothing of it has
+moved for the same demand before. What cannot be moved stays, and so does its node.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from statistics import median
 
-import numpy as np
-
-from dsec.api.scaling import Market, NodePreset, Shrinking
+from dsec.api.scaling import NodePreset, Shrinking
 from dsec.placement.asked import Asked
 from dsec.placement.compaction import Move
-from dsec.placement.dimensions import GIB
-from dsec.placement.engine import place, place_class
-from dsec.placement.request import Decision
-from dsec.placement.view import ClusterView, Ints
+from dsec.placement.dimensions import GIB, WHOLE
+from dsec.placement.view import ClusterView
 from dsec.scaling.guard import hold_seconds
-from dsec.scaling.nodes.filling import Shape
 from dsec.scaling.nodes.need import Need
-from dsec.scaling.nodes.offerings import TIERS, FleetNode, NodePhase, Running, tolerant
+from dsec.scaling.nodes.offerings import FleetNode, NodePhase, Running
 from dsec.scaling.nodes.plans import Drain, Refused, Why
+from dsec.scaling.nodes.rooms import Rooms, elsewhere, making_room
 from dsec.scaling.nodes.rules import NodeRules
 from dsec.scaling.nodes.state import FleetState
-from dsec.scaling.nodes.virtual import rows_of
 
 HOUR = 3600
 
@@ -36,51 +32,94 @@ HOUR = 3600
 class _Candidate:
     node: FleetNode
     use: float
+    full: bool
+    """Used too much for other cloud nodes to take it over."""
+
+    @property
+    def rank(self) -> tuple[bool, float, str]:
+        """The order of looking: little used ones first, of the others the dearest."""
+        price = float(self.node.offering.price_per_hour)
+        return self.full, -price if self.full else self.use, self.node.name
 
 
 def consolidations(
     state: FleetState, rules: NodeRules, spare: Need, going: frozenset[str]
 ) -> tuple[list[Drain], list[Refused]]:
     """Return the nodes to drain and what keeps others. `going`: nodes that leave in any case."""
+    found = _Pass(state, rules, spare.view, Rooms.of(state, spare.view, going))
     drains: list[Drain] = []
     refused: list[Refused] = []
-    left = {pool: _at_once(state, rules, pool) for pool in state.pools}
-    leaving, targets = set[str](), set[str]()
-    demand = state.demand
+    targets = set[str]()
     tried = 0
-    view = spare.view
-    rows = _rows(state, view, going)
-    for one in sorted(_candidates(state, rules, spare, going), key=lambda one: one.use):
+    for one in sorted(_candidates(state, rules, spare, going), key=lambda one: one.rank):
         node, pool = one.node, one.node.offering.pool
-        if node.name in targets:
+        if node.name in targets or (one.full and not found.rooms.hosts):
             continue
-        why = _stays(state, rules, node, demand)
-        if why is None and not left[pool]:
+        why = _stays(state, rules, node, found.demand)
+        if why is None and not found.left[pool]:
             why = Refused(Why.CAP, node.name)
         if why is None and tried >= rules.consolidations_tried:
             break
         if why is None:
             tried += 1
-            trial = view.fork()
-            moves = _elsewhere(trial, node, rows, [view.row(name) for name in leaving])
-            if moves is None:
-                why = Refused(Why.NO_ROOM, node.name)
-            else:
-                view = trial
+            moves = found.moves(one)
+            if moves:
+                saving = node.offering.price_per_hour
                 drains.append(
-                    Drain(
-                        node.name,
-                        Why.CONSOLIDATION,
-                        moves=moves,
-                        saving_per_hour=node.offering.price_per_hour,
-                    )
+                    Drain(node.name, Why.CONSOLIDATION, moves=moves, saving_per_hour=saving)
                 )
-                leaving.add(node.name)
                 targets.update(move.target for move in moves)
-                left[pool] -= 1
-        if why is not None:
+                continue
+            why = Refused(Why.NO_ROOM, node.name)
+        if not one.full:
             refused.append(why)
     return drains, refused
+
+
+class _Pass:
+    """What one look at all candidates goes on with: the view with all moves so far booked."""
+
+    def __init__(
+        self, state: FleetState, rules: NodeRules, view: ClusterView, rooms: Rooms
+    ) -> None:
+        self.state, self.rules, self.view, self.rooms = state, rules, view, rooms
+        self.demand = state.demand
+        self.left = {pool: _at_once(state, rules, pool) for pool in state.pools}
+        self.tries = rules.exchanges_tried
+        self._nodes = {one.id: node for node in state.nodes for one in node.work}
+        self._running = {one.id: one for node in state.nodes for one in node.work}
+
+    def moves(self, one: _Candidate) -> tuple[Move, ...]:
+        """Find the moves that empty a node, and book them; empty: there are none that pay."""
+        node = one.node
+        view = self.view.fork()
+        row = view.row(node.name)
+        moves = elsewhere(view, node, self.rooms.outside(row, steady=one.full))
+        if moves is None and self.tries:
+            made, moves, self.tries = making_room(
+                self.view.fork(), node, self.rooms, self._free, self.tries
+            )
+            view = view if made is None else made
+        if not moves or not self._pays(node, moves):
+            return ()
+        self.view = view
+        self.rooms.without.append(row)
+        self.rooms.moved.update(move.id for move in moves)
+        self.left[node.offering.pool] -= 1
+        return moves
+
+    def _free(self, one: Running) -> bool:
+        """Return whether work may make room for other work."""
+        if one.id in self.rooms.moved or not one.movable:
+            return False
+        return not _settled(self.rules, one, self.state.now, self.demand)
+
+    def _pays(self, node: FleetNode, moves: Sequence[Move]) -> bool:
+        cost = sum(
+            (_cost(self.rules, self._nodes[move.id], self._running[move.id]) for move in moves),
+            Decimal(0),
+        )
+        return _saving(node, self.state.now) > Decimal(str(self.rules.payback)) * cost
 
 
 def _at_once(state: FleetState, rules: NodeRules, pool: str) -> int:
@@ -113,14 +152,14 @@ def _candidates(
         ):
             continue
         use = use_of(node, state.now)
-        if use < rules.use_below:
-            found.append(_Candidate(node, use))
+        found.append(_Candidate(node, use, full=use >= rules.use_below))
     return found
 
 
 def use_of(node: FleetNode, now: float) -> float:
     """Return the part of a node in use: of its GPUs where it has some, else of CPU or memory."""
-    shape = Shape(node.described(now))
+    described = node.described(now)
+    whole = sum(card.healthy for card in described.devices)
     memory, cpu, cards = 0, 0, 0.0
     for one in node.work:
         asked = Asked.of(one.request)
@@ -128,9 +167,8 @@ def use_of(node: FleetNode, now: float) -> float:
         cpu += 0 if one.paused else asked.cpu
         if asked.mode:
             cards += asked.gpus * (asked.milli / 1000 if asked.milli else 1.0)
-    if shape.cards:
-        return cards / shape.cards
-    described = shape.node
+    if whole:
+        return cards / whole
     return max(cpu / described.cpu_milli, memory / max(1, described.memory_bytes))
 
 
@@ -146,14 +184,9 @@ def _stays(state: FleetState, rules: NodeRules, node: FleetNode, demand: str) ->
     if stuck:
         return Refused(Why.NOT_MOVABLE, node.name, len(stuck), (("work", ", ".join(stuck[:3])),))
     for one in node.work:
-        moved = one.last_moved_at
-        if moved is not None and (
-            state.now - moved < rules.move_again_s or one.moved_under == demand
-        ):
+        if _settled(rules, one, state.now, demand):
             return Refused(Why.SETTLED, node.name, figures=(("work", one.id),))
-    hold = median(_remaining(one, state.now) for one in node.work)
-    saving = node.offering.price_per_hour * Decimal(round(hold)) / HOUR
-    cost = move_cost(rules, node)
+    saving, cost = _saving(node, state.now), move_cost(rules, node)
     if saving <= Decimal(str(rules.payback)) * cost:
         figures = (("saving", f"{saving:.4f}"), ("cost", f"{cost:.4f}"))
         return Refused(Why.NO_PAYBACK, node.name, figures=figures)
@@ -167,82 +200,39 @@ def _remaining(one: Running, now: float) -> float:
     return max(0.0, now - one.started_at)
 
 
+def _settled(rules: NodeRules, one: Running, now: float, demand: str) -> bool:
+    """Return whether it has moved too lately, or for the same demand."""
+    moved = one.last_moved_at
+    return moved is not None and (now - moved < rules.move_again_s or one.moved_under == demand)
+
+
+def _saving(node: FleetNode, now: float) -> Decimal:
+    """Return what a node costs for as long as its work is likely to hold it."""
+    hold = median(_remaining(one, now) for one in node.work)
+    return node.offering.price_per_hour * Decimal(round(hold)) / HOUR
+
+
 def move_cost(rules: NodeRules, node: FleetNode) -> Decimal:
     """Return what moving all work of a node costs: its pauses at the node's price, and the copies.
 
     A pause costs the part of the node that stands still. Currency of the node's offering.
     """
+    return sum((_cost(rules, node, one) for one in node.work), Decimal(0))
+
+
+def _cost(rules: NodeRules, node: FleetNode, one: Running) -> Decimal:
+    asked, described = Asked.of(one.request), node.offering.node
+    pause = rules.pause_gpu_s if asked.mode else rules.pause_s
+    cards = described.devices
+    share = max(
+        asked.cpu / max(1, described.cpu_milli),
+        asked.memory / max(1, described.memory_bytes),
+        asked.gpus / len(cards) if cards else 0.0,
+    )
     total = Decimal(0)
-    described = node.offering.node
-    for one in node.work:
-        asked = Asked.of(one.request)
-        pause = rules.pause_gpu_s if asked.mode else rules.pause_s
-        share = max(
-            asked.cpu / max(1, described.cpu_milli),
-            asked.memory / max(1, described.memory_bytes),
-            asked.gpus / len(described.devices) if described.devices else 0.0,
-        )
-        if not one.paused:
-            total += node.offering.price_per_hour * Decimal(str(round(pause * share, 6))) / HOUR
-        total += rules.move_price_per_gib * Decimal(asked.memory) / GIB
-    return total
-
-
-def _elsewhere(
-    view: ClusterView, node: FleetNode, rows: Sequence[Ints], without: Sequence[int]
-) -> tuple[Move, ...] | None:
-    """Find places for all of a node's work and book them into `view`; None where some has none.
-
-    `rows`: possible targets by market, but for the node itself and rows `without`.
-    """
-    out = np.array([*without, view.row(node.name)], dtype=np.int64)
-    targets = [one[~np.isin(one, out)] for one in rows]
-    moves = []
-    for one in sorted(node.work, key=_largest):
-        spread = one.request.spread
-        before = dict(view.group(spread)) if spread else {}
-        view.release(one.id)
-        decision = _one(view, one, targets)
-        if decision is None:
-            return None
-        most = max([1, before.get(node.name, 0)])
-        if spread and view.group(spread).get(decision.node, 0) > most:
-            # it would come closer to its group than it is: somebody would buy a node to undo that
-            return None
-        if one.paused:
-            view.pause(one.id)
-        moves.append(Move(one.id, node.name, decision))
-    return tuple(moves)
-
-
-def _largest(one: Running) -> tuple[int, int, int, str]:
-    asked = Asked.of(one.request)
-    return -asked.gpus, -asked.cpu, -asked.memory, one.id
-
-
-def _rows(state: FleetState, view: ClusterView, going: frozenset[str]) -> Sequence[Ints]:
-    """Return the rows of nodes that are ready, in use and stay, by market: own machines first."""
-    names: dict[Market, list[str]] = {market: [] for market in TIERS}
-    for node in state.nodes:
-        empty = node.offering.cloud and not node.work and not node.arriving
-        if node.phase is NodePhase.READY and not (node.leaving or empty or node.name in going):
-            names[node.offering.market].append(node.name)
-    return [rows_of(view, names[market]) for market in TIERS if names[market]]
-
-
-def _one(view: ClusterView, one: Running, targets: Sequence[Ints]) -> Decision | None:
-    request = replace(tolerant(one.request), gang="", gang_group="")
-    if request.near:
-        rows = np.concatenate(targets) if targets else np.zeros(0, dtype=np.int64)
-        allowed = {view.described[row].name for row in rows.tolist()}
-        outside = tuple(name for name in view.nodes if name not in allowed)
-        asked = replace(request, avoid=(*request.avoid, *outside))
-        (decision,) = place(view, [asked], learn=False)
-        return decision if decision.node else None
-    for rows in targets:
-        if not len(rows):
-            continue
-        (decision,) = place_class(view, [request], rows, learn=False, explain=False)
-        if decision.node:
-            return decision
-    return None
+    if not one.paused:
+        total += node.offering.price_per_hour * Decimal(str(round(pause * share, 6))) / HOUR
+    held = asked.memory
+    if cards and asked.gpus:
+        held += asked.gpus * (asked.milli or WHOLE) * cards[0].memory_bytes // WHOLE
+    return total + rules.move_price_per_gib * Decimal(held) / GIB

@@ -132,7 +132,9 @@ class Purchase:
 class Drain:
     """No new work on a node; `moves` take what is there elsewhere, `rests` are paused and saved.
 
-    What rests goes to the head of the queue. `deadline`: UTC seconds by when it must be done.
+    Moves are made in their order: some may be of work on other nodes, which makes room for what
+    follows; where such a one fails, what follows stays. What rests goes to the head of the queue.
+    `deadline`: UTC seconds by when it must be done.
     """
 
     node: str

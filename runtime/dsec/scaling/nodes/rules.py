@@ -141,7 +141,8 @@ class NodeRules:
     backlog_least: int = 1
     """Requests that wait before a backlog counts."""
     use_below: float = 0.5
-    """Nodes used less are consolidated: the knee; 0.9 moves four times as much for 4 % more."""
+    """Nodes used less are consolidated: the knee; 0.9 moves four times as much for 4 % more.
+    Onto machines that are paid for anyway nodes go however full they are."""
     least_age_s: float = 300.0
     consolidate_every_s: float = 60.0
     payback: float = 2.0
@@ -149,12 +150,14 @@ class NodeRules:
     pause_s: float = 20.0
     pause_gpu_s: float = 60.0
     move_price_per_gib: Decimal = Decimal("0.0002")
-    """Snapshot, transfer and a day of storage of one GiB of memory."""
+    """Snapshot, transfer and a day of storage of one GiB of memory, that of cards included."""
     move_again_s: float = 600.0
     drains_at_once: float = 0.10
     """Part of a pool's nodes that may be drained at once; at least one."""
     consolidations_tried: int = 64
     """Most nodes looked at in one plan."""
+    exchanges_tried: int = 16
+    """Most machines on which room is made for larger work, in one plan."""
     spot_notice_s: float = 100.0
     """Work is paused and saved within this after a notice; providers give 120 s."""
     wind_down_s: float = 300.0

@@ -64,6 +64,8 @@ class Machine:
     idle_since: float | None = None
     notice_at: float | None = None
     work: dict[str, None] = field(default_factory=dict)
+    covers: tuple[str, ...] = ()
+    """What it was bought for, until it is ready."""
     told: FleetNode | None = None
     """What rules were told of it; None: something has changed since."""
 
@@ -168,13 +170,17 @@ class Fleet:
 
     # what rules may do
 
-    def buy(self, offering: Offering, count: int) -> int:
-        """Buy nodes; return how many come. Fewer than asked: the offering is short."""
+    def buy(self, offering: Offering, count: int, places: Sequence[tuple[str, ...]] = ()) -> int:
+        """Buy nodes; return how many come. Fewer than asked: the offering is short.
+
+        `places`: what each of them is for, where that is known.
+        """
         if self.market.short(offering, self.now):
             self.tally.failures += 1
             return 0
         for number in range(count):
             machine = self._machine(offering)
+            machine.covers = places[number] if number < len(places) else ()
             self.tally.launches += 1
             ready = self.now + self.market.boot(offering, self.now, number)
             self._push(ready, "ready", machine.name)
@@ -255,7 +261,7 @@ class Fleet:
     def _ready(self, machine: Machine) -> None:
         machine.phase, machine.ready_at = NodePhase.READY, self.now
         self._tiers = None
-        machine.idle_since, machine.told = self.now, None
+        machine.idle_since, machine.told, machine.covers = self.now, None, ()
         self.view.put(machine.offering.named(machine.name))
         self._full.clear()
         self._fresh, self.changed_at = True, self.now
@@ -420,6 +426,7 @@ class Fleet:
                 idle_since=machine.idle_since,
                 spot_notice_at=machine.notice_at,
                 work=tuple(self._running(self.live[name]) for name in machine.work),
+                covers=machine.covers,
             )
         return machine.told
 

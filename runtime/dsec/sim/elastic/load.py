@@ -59,6 +59,7 @@ def folded(
     """Return a trace's pods of its busy time on `days` days, `scale` times as many.
 
     Pods that never end, or asked for no time, are left out; `least` seconds is the shortest life.
+    What a trace calls best effort may be interrupted; nothing else of it may.
     """
     random = np.random.default_rng([seed, 1])
     target: dict[int, int] = {}
@@ -74,12 +75,13 @@ def folded(
             jitter = float(random.uniform(-JITTER_S, JITTER_S)) if copy else 0.0
             at = target[day] * DAY_SECONDS + job.at % DAY_SECONDS + jitter
             name = f"{job.name}-{copy}"
+            request = request_of(job, name)
             found.append(
                 Work(
                     name,
                     min(max(at, 0.0), days * DAY_SECONDS - 1),
                     min(max(job.duration, least), LONGEST_S),
-                    request_of(job, name),
+                    _preemptible(request) if job.best_effort else request,
                     "gpu" if job.gpus else "cpu",
                 )
             )

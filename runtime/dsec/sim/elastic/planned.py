@@ -48,25 +48,25 @@ class Planned:
     def _once(self, fleet: Fleet) -> bool:
         """Make one plan and carry it out. True: something failed, plan again at once."""
         self.planned_at = fleet.now
-        found = plan(self._state(fleet), self.rules, self.gate)
+        state = self._state(fleet)
+        found = plan(state, self.rules, self.gate)
         self.serial += 1
         again = False
         for purchase in found.buys:
             offering = purchase.offering
-            if fleet.buy(offering, purchase.count):
+            if fleet.buy(offering, purchase.count, purchase.places or (purchase.covers,)):
                 self.backoffs = succeeded(self.backoffs, offering)
             else:
                 self.backoffs = failed(self.backoffs, offering, fleet.now, code="short")
                 again = True
-        self._leave(fleet, found)
+        self._leave(fleet, found, state.demand if found.moves else "")
         self.memories, self.consolidated_at = found.memories, found.consolidated_at
         return again
 
-    def _leave(self, fleet: Fleet, found: Plan) -> None:
+    def _leave(self, fleet: Fleet, found: Plan, demand: str) -> None:
         for name in found.cordons:
             fleet.cordon(name)
         for drain in found.drains:
-            demand = f"{fleet.changed_at:.0f}"
             for move in drain.moves:
                 if move.id in fleet.live and fleet.live[move.id].node == move.source:
                     fleet.move(move.id, move.target, move.decision.devices, demand)

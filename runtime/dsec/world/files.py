@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote, unquote
@@ -130,6 +131,20 @@ class FileObjects:
         def look() -> int:
             try:
                 return self._path(key).stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFoundError(key) from None
+
+        return await _in_thread(look)
+
+    async def modified(self, key: str) -> datetime:
+        """Return when an object was last written, by the file system's clock (UTC).
+
+        Raises NotFoundError, ObjectStoreError.
+        """
+
+        def look() -> datetime:
+            try:
+                return datetime.fromtimestamp(self._path(key).stat().st_mtime, UTC)
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFoundError(key) from None
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, TypeVar
 
 import boto3
@@ -109,6 +110,18 @@ class S3Objects:
             lambda: int(self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]),
             key,
         )
+
+    async def modified(self, key: str) -> datetime:
+        """Return when an object was last written, by the server's clock (UTC).
+
+        Raises NotFoundError, ObjectStoreError.
+        """
+
+        def look() -> datetime:
+            found: datetime = self._client.head_object(Bucket=self._bucket, Key=key)["LastModified"]
+            return found
+
+        return await self._run(look, key)
 
     async def put(self, key: str, data: bytes) -> str:
         """Write without condition and return the etag."""

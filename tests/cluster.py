@@ -7,7 +7,6 @@ processes by their id; nothing is left but the folder that the caller gave.
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from dsec.local.toolchain import lookup
 from dsec.local.toolchain_table import TOOLS as CHAIN
+from ports import free_ports
 
 TOOLS = ("etcd", "kube-apiserver", "kubectl")
 START_SECONDS = 90
@@ -39,13 +39,6 @@ def tools() -> dict[str, Path]:
     return {name: one.program for name, one in found.items() if one}
 
 
-def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class ApiServer:
     """A running API server and how to talk to it as an administrator."""
@@ -61,7 +54,7 @@ class ApiServer:
     def start(cls, folder: Path, *, flags: tuple[str, ...] = ()) -> "ApiServer":
         """Start both processes in a folder and wait until the API answers ready."""
         programs = tools()
-        etcd_port, peer_port, port = free_port(), free_port(), free_port()
+        etcd_port, peer_port, port = free_ports(3)
         token = secrets.token_hex(16)
         (folder / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)

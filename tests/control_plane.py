@@ -26,7 +26,8 @@ from dsec.api.internal import LEASE
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.world.s3 import S3Config
 from dsec_components.keys import Keys, Leaf
-from s3_server import free_ports, s3_server
+from ports import free_ports
+from s3_server import s3_server
 
 ADMIN, USER = "dsec_admin_0123456789", "dsec_ann_abcdefghij"
 INTERNAL = "internal"

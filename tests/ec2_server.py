@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlencode
 from xml.sax.saxutils import escape
 
 from dsec.world.ec2 import AwsApi, AwsConfig
-from s3_server import free_ports
+from ports import free_ports
 from sts_shim import refusal
 
 REGION = "us-east-1"

@@ -1,7 +1,6 @@
 """A throw-away S3 server on loopback: SeaweedFS from its wheel, up in about four seconds."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,23 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsec.world.s3 import S3Config
+from ports import free_ports
 
 PORTS = (
     *("s3.port", "s3.port.grpc", "master.port", "master.port.grpc"),
     *("volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"),
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @contextmanager

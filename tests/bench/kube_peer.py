@@ -18,9 +18,10 @@ from typing import Any
 
 import httpx2
 import yaml
-from cluster import ApiServer, free_port
+from cluster import ApiServer
 from dsec.local.toolchain import lookup
 from dsec.local.toolchain_table import TOOLS
+from ports import free_ports
 
 POINTS = ("PreFilter", "Filter", "PreScore", "Score")
 """The extension points between a pod taken from the queue and a node chosen for it."""
@@ -237,7 +238,7 @@ async def kube_peer(folder: Path) -> AsyncIterator[KubePeer]:
         ),
     )
     try:
-        port = free_port()
+        port = free_ports(1)[0]
         (folder / "scheduler.yaml").write_text(
             yaml.safe_dump(
                 {

@@ -10,7 +10,7 @@ from control_plane import Plane, control_plane
 from dsec.local import cleanup
 from dsec.local.cleanup import Footprint
 from dsec.local.initbin import ensure_init
-from s3_server import free_ports
+from ports import free_ports
 
 SIMULATED = 12
 """Nodes with room for the 5,000 of the soak."""

@@ -97,9 +97,14 @@ def test_sandboxes_go_on_without_a_controller(plane: Plane, away: int) -> None:
         for name in CONTROLLERS:
             plane.kill(name)
         commands = run_commands(client, long, away)
-        left = running()
-        assert set(long) <= left
-        assert len(left) <= LIVE * 9 // 10, "sandboxes did not go on to their ends"
+        left: set[str] = set()
+
+        def some_went_on() -> bool:
+            left.clear()
+            left.update(running())
+            return set(long) <= left and len(left) <= LIVE * 9 // 10
+
+        plane.until("some go on to their ends, all others run", some_went_on)
         for name in CONTROLLERS:
             plane.restart(name)
 
@@ -109,7 +114,7 @@ def test_sandboxes_go_on_without_a_controller(plane: Plane, away: int) -> None:
 
         back = plane.until("every end is recorded", lambda: ended(short), away + 60)
         for thread in followers:
-            thread.join(30)
+            thread.join(60)
         assert Counter(streams.values()) == {"END": STREAMS}
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(client.stop, long))
@@ -117,7 +122,14 @@ def test_sandboxes_go_on_without_a_controller(plane: Plane, away: int) -> None:
     by_id = bind_log(plane).by_id
     assert {by_id[i].reason for i in short} == {EndReason.COMPLETED}
     assert {by_id[i].reason for i in long} == {EndReason.STOPPED}
-    ways = ways_of(plane, ids)
+    ways: dict[str, tuple[str, ...]] = {}
+
+    def written() -> bool:
+        # agents ship their rows when they can, not when the end is decided
+        ways.update(ways_of(plane, ids))
+        return all(ways.get(one, ())[-1:] == WAY[-1:] for one in ids)
+
+    plane.until("every end is in the journal", written, 120)
     assert {ways[i] for i in short} == {WAY}
     assert {ways[i] for i in long} == {(*WAY[:5], "sandbox-stopping", *WAY[5:])}
     say(

@@ -23,8 +23,8 @@ from dsec.world.s3 import S3Objects
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 FROZEN = 30.0
-TAKE_OVER = 12.0
-"""Ten seconds and a busy machine's margin."""
+TAKE_OVER = 20.0
+"""Ten seconds, held exactly in tests/sim/test_sim_election.py, and a busy machine's margin."""
 
 
 class StaleWriter:
@@ -84,7 +84,7 @@ def test_a_frozen_leader_decides_nothing_more(plane: Plane, count: int) -> None:
         try:
             bound = len(creating.found)
             writer = StaleWriter(plane, first, epoch)
-            took = plane.until("take-over", lambda: plane.office()[0] not in {"", first}, 20)
+            took = plane.until("take-over", lambda: plane.office()[0] not in {"", first})
             second, next_epoch = plane.office()
             # two batches may have been answered in the instant of the signal
             plane.until("creates go on", lambda: len(creating.found) > bound + 2 * BATCH)
@@ -94,7 +94,7 @@ def test_a_frozen_leader_decides_nothing_more(plane: Plane, count: int) -> None:
             time.sleep(max(0.0, FROZEN - (time.monotonic() - stopped)))
         finally:
             process.send_signal(signal.SIGCONT)
-        ended = plane.until("the old leader ends", lambda: process.poll() is not None, 20)
+        ended = plane.until("the old leader ends", lambda: process.poll() is not None)
         late.join()
     assert took < TAKE_OVER
     # on a busy machine clients repeat late; the old leader stands still all the while
@@ -115,8 +115,15 @@ def test_a_frozen_leader_decides_nothing_more(plane: Plane, count: int) -> None:
     assert len(creating.found) == len(mine) == count
     assert {b.key: b.id for b in mine} == creating.found
     assert {b.spec.identity.incarnation for b in mine} == {1}
-    everywhere = copies(plane)
-    live = {b.id: everywhere.get(b.id, []) for b in mine}
+    live: dict[str, list[str]] = {}
+
+    def all_live() -> bool:
+        # a key is answered once it is bound; its agent is called after that
+        everywhere = copies(plane)
+        live.update({b.id: everywhere.get(b.id, []) for b in mine})
+        return all(live.values())
+
+    plane.until("all live on their nodes", all_live, 120)
     assert Counter(len(nodes) for nodes in live.values()) == {1: count}
     assert [b.id for b in mine if live[b.id] != [b.node]] == []
     last = [line for line in plane.log(first).splitlines() if "over" in line or "lost" in line]

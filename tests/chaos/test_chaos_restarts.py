@@ -143,7 +143,7 @@ def test_an_agent_restarts_under_live_sandboxes(plane: Plane, real: Real, count:
         plane.restart("agent")
         plane.until("the agent is back", lambda: real.answers(client, since=killed), 60)
         registered = time.monotonic() - killed
-        assert running() == ids
+        plane.until("the gateway sees all of them", lambda: running() == ids, 60)
         assert real.processes() == before
         served = time.monotonic()
         for sandbox in sorted(ids)[:: max(1, count // 20)]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dsec.client import Client, Context
 from dsec.local import cleanup, standalone_state
 from dsec.local.standalone import PART
 from dsec.local.standalone_state import StandaloneState
@@ -147,7 +148,12 @@ def test_the_api_is_on_loopback_and_asks_for_the_key(
 
 def test_sandboxes_outlive_a_crash_of_dsec(state: StandaloneState) -> None:
     """Kill -9 of the process: the supervisor starts another, and the run ends as if nothing was."""
-    script = "import time; time.sleep(6); print('done')"
+    script = (
+        "import os, time\n"
+        "while not os.path.exists('/workspace/go'):\n"
+        "    time.sleep(0.1)\n"
+        "print('done')"
+    )
     command = [sys.executable, "-m", "dsec.cli.main"]
     environment = {
         **os.environ,
@@ -161,27 +167,36 @@ def test_sandboxes_outlive_a_crash_of_dsec(state: StandaloneState) -> None:
         env=environment,
         text=True,
     )
-    deadline = time.monotonic() + 30
-    while len(_sleepers(state)) < 2:
+    deadline = time.monotonic() + 90
+    while len(_waiters(state)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    before, part = _sleepers(state), state.run.running(PART)
+    before, part = _waiters(state), state.run.running(PART)
     assert part is not None
     os.kill(part.pid, signal.SIGKILL)
     time.sleep(0.5)
-    assert _sleepers(state) == before
-    out, _ = run.communicate(timeout=60)
+    assert _waiters(state) == before
+    with Client(
+        Context(server=state.server, api_key=state.api_key, project=standalone_state.PROJECT)
+    ) as client:
+        while len(found := client.sandboxes(state="running")) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert _waiters(state) == before
+        for one in found:
+            client.exec_result(one.identity.id, ["touch", "/workspace/go"])
+    out, _ = run.communicate(timeout=90)
     ends = [(i["end"]["reason"], i["end"]["stdout"]) for i in json.loads(out)["items"]]
     assert ends == [("completed", "done\n")] * 2
 
 
-def _sleepers(state: StandaloneState) -> set[int]:
+def _waiters(state: StandaloneState) -> set[int]:
     """Return the commands that run in sandboxes."""
-    return {pid for pid in cleanup.processes(state.footprint) if _sleeps(pid)}
+    return {pid for pid in cleanup.processes(state.footprint) if _waits(pid)}
 
 
-def _sleeps(pid: int) -> bool:
+def _waits(pid: int) -> bool:
     try:
-        return b"time.sleep(6)" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"path.exists('/workspace/go')" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

@@ -26,7 +26,7 @@ from dsec.journal.history import AUDIT, HISTORY, Question, read
 from dsec.world.s3 import S3Objects
 from dsec.world.tls import client_context
 from dsec_components.access import CONTROLLER_RULES, EDITOR, GATEWAY_RULES, MEMBERS, SYSTEM_RULES
-from s3_server import free_ports
+from ports import free_ports
 
 SYSTEM = "dsec-system"
 RBAC = "rbac.authorization.k8s.io"

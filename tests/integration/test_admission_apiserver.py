@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import uvicorn
 import yaml
-from cluster import ApiServer, free_port
+from cluster import ApiServer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from dsec.api.crds import definitions
 from dsec.api.tenant import TenantSpec
 from dsec.gateway.admission import Webhook, admission_route
+from ports import free_ports
 from starlette.applications import Starlette
 
 pytestmark = pytest.mark.cluster
@@ -215,7 +216,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 def webhook(api: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """Serve the route on loopback and register it, with failurePolicy Fail."""
     crt, key = certificate(tmp_path)
-    port = free_port()
+    port = free_ports(1)[0]
     app = Starlette(routes=[admission_route(Webhook(_Fixed()))])
     server = uvicorn.Server(
         uvicorn.Config(

@@ -58,7 +58,7 @@ class Node:
             *("--node-name", "real", "--cgroup", self.cgroup, "--local-roots"),
             env={**os.environ, "DSEC_INIT": str(ensure_init())},
         )
-        await eventually(lambda: len(self.served.gateway.registrations) > before, 30)
+        await eventually(lambda: len(self.served.gateway.registrations) > before)
         endpoint = self.served.gateway.registrations[-1].endpoint
         client = self.authority.network(CONTROLLER).client(endpoint + "/v1")
         self.clients.append(client)
@@ -117,13 +117,13 @@ async def test_containers_outlive_the_agent(node: Node, tmp_path: Path) -> None:
     answer = await client.post("sandboxes", json={"epoch": 1, "specs": [long.wire(), short.wire()]})
     assert [one["accepted"] for one in answer.json()["answers"]] == [True, True]
     history = node.served.gateway.history
-    await eventually(lambda: "sandbox-running" in history(sandbox_id(2)), 30)
-    await eventually(lambda: "sandbox-running" in history(sandbox_id(1)), 30)
+    await eventually(lambda: "sandbox-running" in history(sandbox_id(2)))
+    await eventually(lambda: "sandbox-running" in history(sandbox_id(1)))
 
     await node.kill()
     await asyncio.sleep(2)
     client = await node.start()
-    await eventually(lambda: "sandbox-ended" in history(sandbox_id(2)), 30)
+    await eventually(lambda: "sandbox-ended" in history(sandbox_id(2)))
     told = {one["identity"]["id"]: one for one in (await state(client))["sandboxes"]}
     end = told[sandbox_id(2)]["end"]
     assert (end["reason"], end["exitCode"], end["stdout"]) == ("failed", 3, "out\n")
@@ -138,6 +138,6 @@ async def test_containers_outlive_the_agent(node: Node, tmp_path: Path) -> None:
     assert (await state(client))["live"] == 1
     call = {"epoch": 1, "ids": [sandbox_id(1)], "graceSeconds": 0.2}
     await client.post("stop", json=call)
-    await eventually(lambda: "sandbox-ended" in history(sandbox_id(1)), 30)
+    await eventually(lambda: "sandbox-ended" in history(sandbox_id(1)))
     assert history(sandbox_id(1)).count("sandbox-running") == 1
     assert (await state(client))["used"]["cpuMilli"] == 0

@@ -155,7 +155,7 @@ async def test_repeats_and_lost_replies_make_one_sandbox(world: World) -> None:
             break
         except Exception:  # noqa: BLE001, S112 - whatever was lost, it is asked again
             continue
-    await eventually(lambda: agent.core.live == 0, 20)
+    await eventually(lambda: agent.core.live == 0)
     await eventually(
         lambda: all(world.gateway.history(one.identity.id) == WHOLE for one in wanted), 20
     )
@@ -365,7 +365,7 @@ async def test_a_failing_destroy_is_repeated_and_the_node_goes_on(
     assert agent.core.refusing == ""
     (answer,) = await world.create(spec(2, 0.0))
     assert answer["accepted"]
-    await eventually(lambda: agent.core.live == 0, 15)
+    await eventually(lambda: agent.core.live == 0)
     await eventually(lambda: world.gateway.history(sandbox_id(1)) == WHOLE)
     await agent.close()
 
@@ -471,7 +471,7 @@ async def test_a_refused_row_is_set_aside_and_the_others_are_shipped(
     without = [kind for kind in WHOLE if kind != "sandbox-creating"]
     for number in range(6):
         wanted = without if number == 3 else WHOLE
-        await eventually(lambda n=number, w=wanted: world.gateway.history(sandbox_id(n)) == w, 15)
+        await eventually(lambda n=number, w=wanted: world.gateway.history(sandbox_id(n)) == w)
     (line,) = (world.directory / "spool" / "refused.lines").read_bytes().splitlines()
     kept = decode(line)
     assert kept is not None

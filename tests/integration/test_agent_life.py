@@ -162,7 +162,7 @@ async def test_many_creates_at_once(world: World) -> None:
     agent = await world.start()
     answers = await world.create(*(spec(number) for number in range(50)))
     assert all(answer["accepted"] for answer in answers)
-    await eventually(lambda: agent.core.live == 0, 10)
+    await eventually(lambda: agent.core.live == 0)
     assert all(entry.status.end.reason == "completed" for entry in agent.core)
     await agent.close()
 

@@ -153,7 +153,7 @@ async def test_simulated_nodes_join_serve_and_leave(
         sys.executable, "-m", "dsec.agent.simnodes", str(place), env=os.environ
     )
     try:
-        await eventually(lambda: sum(r.registered for r in simnodes.read_report(place)) == 3, 20)
+        await eventually(lambda: sum(r.registered for r in simnodes.read_report(place)) == 3)
         registered = {r.name: r for r in served.gateway.registrations}
         assert set(registered) == {"sim-0", "sim-1", "sim-2"}
         first = served.gateway.registrations[0]
@@ -247,9 +247,7 @@ async def test_the_agent_program_renews_its_certificate(
         env={**os.environ, "DSEC_AGENT_HEARTBEAT_SECONDS": "0.4"},
     )
     try:
-        await eventually(
-            lambda: sum(bool(r.csr_pem) for r in served.gateway.registrations) >= 2, 20
-        )
+        await eventually(lambda: sum(bool(r.csr_pem) for r in served.gateway.registrations) >= 2)
         assert served.gateway.registrations[0].labels == {"a": "b"}
         assert served.gateway.tokens[0] == "Bearer once"
         await eventually(lambda: served.gateway.tokens[-1] == "")
@@ -258,7 +256,7 @@ async def test_the_agent_program_renews_its_certificate(
         await asyncio.sleep(4)
         served.gateway.away = False
         seen = len(served.gateway.tokens)
-        await eventually(lambda: "Bearer once" in served.gateway.tokens[seen:], 20)
+        await eventually(lambda: "Bearer once" in served.gateway.tokens[seen:])
         assert served.gateway.nobody == [], "without a certificate the agent registers, no more"
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 30) == 0
@@ -288,7 +286,7 @@ async def test_nothing_is_sent_before_the_gateway_can_know_who_calls(
         await agent.create([spec(1, 0.01)])
         await asyncio.sleep(2)  # several times as long as rows and scenes gather
         served.gateway.away = False
-        await eventually(lambda: "sandbox-ended" in served.gateway.history(sandbox_id(1)), 20)
+        await eventually(lambda: "sandbox-ended" in served.gateway.history(sandbox_id(1)))
         assert served.gateway.nobody == []
         assert any(path.endswith("/result.json") for path in served.gateway.artifacts)
     finally:

@@ -14,6 +14,9 @@ from dsec.api.reasons import EndReason
 from dsec.world.inprocess import InProcessNetwork
 from dsec.world.tls import CONTROLLER, Peer
 
+SLOW = timedelta(seconds=5)
+"""How late a busy machine starts the program that ends it; an archive's patience is longer."""
+
 
 def _node(folder: Path, *, seconds: float, wind_down: float = 3.0, warn: float = 1.0) -> World:
     """Return a node with so many seconds to live, whose machine ends by writing a file."""
@@ -33,6 +36,11 @@ def _node(folder: Path, *, seconds: float, wind_down: float = 3.0, warn: float =
     return world
 
 
+def _ended(folder: Path) -> datetime:
+    """Return when the machine was ended."""
+    return datetime.fromtimestamp((folder / "off").stat().st_mtime, UTC)
+
+
 async def _extend(world: World, seconds: float, *, epoch: int = 1, revision: int = 1) -> Any:
     until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
     body = {"epoch": epoch, "runUntil": until, "leftSeconds": seconds, "revision": revision}
@@ -44,9 +52,8 @@ async def _ends_in_good_order(tmp_path: Path) -> None:
     world = _node(tmp_path, seconds=5.5)
     agent = await world.start()
     await world.create(spec(1, None), spec(2, None))
-    await eventually((tmp_path / "off").exists, 20)
-    ended = datetime.now(UTC)
-    assert ended <= world.settings["run_until"]
+    await eventually((tmp_path / "off").exists)
+    assert _ended(tmp_path) <= world.settings["run_until"] + SLOW
     history = world.gateway.history(sandbox_id(1))
     assert history.index("sandbox-warned") < history.index("sandbox-stopping")
     assert history[-1] == "sandbox-ended"
@@ -64,20 +71,21 @@ async def _ends_in_good_order(tmp_path: Path) -> None:
 
 async def test_an_extension_keeps_the_node(tmp_path: Path) -> None:
     """The controller moves the end; an old epoch and an old decision do not."""
-    world = _node(tmp_path, seconds=8.0, wind_down=2.0, warn=4.0)
+    # warned after two seconds, and with a minute to be extended in
+    world = _node(tmp_path, seconds=64.0, wind_down=2.0, warn=60.0)
     agent = await world.start()
     await world.create(spec(1, None))
-    await eventually(lambda: "sandbox-warned" in world.gateway.history(sandbox_id(1)), 6)
+    await eventually(lambda: "sandbox-warned" in world.gateway.history(sandbox_id(1)))
     agent.see_epoch(5)
     stale = await _extend(world, 3600, epoch=4)
     assert (stale.status_code, stale.json()["code"]) == (409, "stale-epoch")
     answer = (await _extend(world, 3600, epoch=5, revision=3)).json()
-    assert answer["leftSeconds"] == pytest.approx(3600, abs=2)
+    assert answer["leftSeconds"] == pytest.approx(3600, abs=60)
     older = (await _extend(world, 10, epoch=5, revision=2)).json()
     assert (older["revision"], older["ending"]) == (3, False)
     state = await world.state()
     assert state.run_until is not None
-    assert (state.run_until - state.utc).total_seconds() == pytest.approx(3600, abs=5)
+    assert (state.run_until - state.utc).total_seconds() == pytest.approx(3600, abs=60)
     await asyncio.sleep(1.0)
     assert not agent.wind_down.ending
     (status,) = (await world.state()).sandboxes
@@ -94,8 +102,10 @@ async def _survives_the_agent(tmp_path: Path) -> None:
     await world.kill(first)
     assert json.loads((tmp_path / "node" / FILE).read_bytes())["bootId"] == "boot-1"
     second = await world.start()
-    await eventually((tmp_path / "off").exists, 20)
-    assert datetime.now(UTC) <= until + timedelta(seconds=1)
+    # its end is the first one's, however long the start took
+    assert second.deadline.run_until is not None
+    assert second.deadline.run_until <= until + timedelta(seconds=0.1)
+    await eventually((tmp_path / "off").exists)
     late = (await _extend(world, 3600)).json()
     assert late["ending"]
     assert late["leftSeconds"] < 10
@@ -109,8 +119,8 @@ async def _money_ends_before_an_archive_does(tmp_path: Path) -> None:
     await world.create(spec(1, None))
     await asyncio.sleep(0.3)
     world.gateway.away = True
-    await eventually((tmp_path / "off").exists, 20)
-    assert datetime.now(UTC) <= world.settings["run_until"]
+    await eventually((tmp_path / "off").exists)
+    assert _ended(tmp_path) <= world.settings["run_until"] + SLOW
     await agent.close()
 
 

@@ -56,13 +56,13 @@ async def test_a_purchase_becomes_nodes(place: Path, tmp_path: Path, request: An
         def registered() -> set[str]:
             return {node.name for node in simnodes.read_report(place) if node.registered}
 
-        await eventually(lambda: registered() == {one, two}, 40)
+        await eventually(lambda: registered() == {one, two})
         told = {each.name: each for each in gateway.registrations}
         assert told[one].pool == "burst"
         assert len(told[one].inventory.devices) == 8
         assert told[one].labels["market"] == "spot"
         await provider.end([one], epoch=1)
-        await eventually(lambda: registered() == {two}, 20)
+        await eventually(lambda: registered() == {two})
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 20) == 0
     finally:

@@ -90,6 +90,11 @@ async def test_program_registers_itself_and_is_checked(w: World) -> None:
     assert w.beats == []
     out, err, _ = await w.exec(box, "python3", "-c", POST, json.dumps(good))
     assert (out, err) == (b"200\n", b"")
+
+    async def told() -> bool:
+        return bool(w.beats)
+
+    await eventually(told)
     assert w.beats == [(box, good)]
 
 

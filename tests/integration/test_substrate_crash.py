@@ -52,6 +52,11 @@ def kept(w: World, box: str) -> Record:
     return w.substrate.launcher.record(box)
 
 
+def outputs(folder: Path, box: str) -> list[bytes]:
+    """Return what a sandbox has said so far, as its agent's folder has it."""
+    return [ring.read_bytes() for ring in folder.rglob(f"{box}/stdout.ring")]
+
+
 async def test_sandboxes_outlive_a_killed_agent(tmp_path: Path, images: Path) -> None:
     """A new agent finds them running, ended and not yet started, and goes on with each."""
     base_image()
@@ -65,7 +70,12 @@ async def test_sandboxes_outlive_a_killed_agent(tmp_path: Path, images: Path) ->
     counting, over, idle = (await agent.stdout.readline()).decode().split()
     agent.kill()
     await agent.wait()
-    await asyncio.sleep(0.7)
+
+    async def spoke() -> bool:
+        # without an agent: it was registered, or else its command would not have begun
+        return any(b"over" in text for text in outputs(tmp_path, over))
+
+    await eventually(spoke)
     async with world(tmp_path, images) as w:
         found = {spec.identity.id: started for spec, started in await w.substrate.adopt()}
         assert set(found) == {counting, over, idle}

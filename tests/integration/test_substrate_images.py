@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import platform
-import socket
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from dsec.agent.images import ImageStore, Stack
 from dsec.api.reasons import EndReason
 from dsec.local.initbin import ensure_init
 from dsec.world.substrate import SubstrateError
+from ports import free_ports
 
 pytestmark = pytest.mark.root
 
@@ -109,9 +109,7 @@ def merged(stack: Stack) -> dict[str, str]:
 @pytest.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[str]:
     """Return the address of an empty registry on loopback, without TLS."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     config = {
         "version": 0.1,
         "log": {"level": "error"},

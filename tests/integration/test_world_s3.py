@@ -15,7 +15,8 @@ from object_cases import (  # noqa: F401 - the shared cases, run here
     test_of_many_replacers_one_wins,
     test_parts_and_sizes,
 )
-from s3_server import free_ports, s3_server
+from ports import free_ports
+from s3_server import s3_server
 
 
 @pytest.fixture(scope="module")

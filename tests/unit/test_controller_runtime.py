@@ -59,7 +59,7 @@ async def test_a_dead_lease_thread_ends_the_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(program, "connect", broken)
     election: Any = SimpleNamespace()
     holding = asyncio.ensure_future(program.hold_on_thread(election)())
-    for _ in range(50):
+    for _ in range(300):
         if codes:
             break
         await asyncio.sleep(0.1)

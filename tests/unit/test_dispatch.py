@@ -84,7 +84,7 @@ class World:
     async def until(self, what: Callable[[], object]) -> None:
         """Let the worker go on until something holds; then stop it."""
         self.dispatcher.wake("n1")
-        for _ in range(200):
+        for _ in range(3000):
             if what():
                 break
             await asyncio.sleep(0.01)

@@ -133,14 +133,14 @@ def test_a_silent_server_costs_its_time_out(fake: Fake) -> None:
     """The loop goes on meanwhile; other reads are not kept waiting for ever."""
 
     def slow(_: str) -> tuple[int, bytes]:
-        time.sleep(3)
+        time.sleep(60)
         return vector("1")
 
     fake.answer = slow
     began = time.monotonic()
     with pytest.raises(MetricsAwayError, match=r"does not answer|no answer in"):
         read(fake, "sum(x)", timeout=0.2)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_nobody_there_is_away() -> None:

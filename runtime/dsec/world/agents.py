@@ -161,7 +161,7 @@ class AgentClient:
         except (httpx2.TransportError, RuntimeError) as problem:
             raise AgentSilentError(f"{type(problem).__name__}: {problem}") from problem
         if response.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise AgentSilentError(f"status {response.status_code}")
+            raise AgentSilentError(f"status {response.status_code}{_words(response)}")
         try:
             if response.is_success:
                 return answer.model_validate_json(response.content)
@@ -171,6 +171,14 @@ class AgentClient:
         if error.code == "stale-epoch":
             raise AgentStaleError(error.message)
         raise AgentRefusedError(error.code, error.message)
+
+
+def _words(response: httpx2.Response) -> str:
+    """Return what an agent says of a failure of its own, where it says anything."""
+    try:
+        return f": {ErrorBody.model_validate_json(response.content).message}"
+    except ValidationError:
+        return ""
 
 
 TURNED = frozenset({SandboxState.PAUSED, SandboxState.STOPPING, SandboxState.ARCHIVING})

@@ -1,0 +1,394 @@
+"""Moves on a running leader: drains, hibernation, batches, a node that is cut off (SNAP, HA, LIFE).
+
+State of the simulated work is how long it has run for, so a restore that loses or doubles work
+shows in a number.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dsec.agent.substrates.simulated import Profile
+from dsec.journal.history import Question, read
+from saving import Saving
+from sim_world import PROFILE, Sim, create
+from test_sim_compaction import SMALL, doubles, settled, where
+from test_sim_preemption import submit
+
+STATE = {"kinds": ["state"], "intervalSeconds": 300}
+GB = 10**9
+BIG = Profile(
+    name="big", cpu_milli=96_000, memory_bytes=512 << 30, boot=(0.2, 0.5), register=(0.1, 0.2)
+)
+Simulate = Callable[..., None]
+Patch = pytest.MonkeyPatch
+
+
+async def started(sim: Sim, *nodes: str, profile: Profile = SMALL, seconds: float = 60.0) -> None:
+    """Start a leader and nodes."""
+    sim.start_controller()
+    for name in nodes:
+        await sim.add_node(name, profile)
+    await sim.until(lambda: sim.leader() is not None and sim._usable() >= len(nodes), seconds)
+    await sim.clock.sleep(12)
+
+
+async def drain(sim: Sim, node: str, **how: Any) -> None:
+    """Ask for an empty node."""
+    answer = await sim.client.post(f"/v1/nodes/{node}/drain", json=how)
+    assert answer.status_code == 202, answer.text
+
+
+async def drained(sim: Sim, node: str) -> tuple[str, str]:
+    """Return what a node's record says of its drain."""
+    record = await sim.records.get("SandboxNode", node)
+    said = [one for one in record["status"].get("conditions", []) if one["type"] == "Drained"]
+    return (said[0]["reason"], said[0]["message"]) if said else ("", "")
+
+
+async def rows(sim: Sim, kind: str) -> list[Any]:
+    """Return the history rows of a kind."""
+    await sim.clock.sleep(2)
+    return [row async for row in read(sim.objects, Question(kind=kind))]
+
+
+def test_a_drain_moves_running_work_with_its_state(simulate: Simulate, monkeypatch: Patch) -> None:
+    """SNAP-12, HA-10: same ids, next incarnation, no step lost or done twice; then it is empty."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", replicas=2, cpu=2000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")] * 2, 30)
+            ids = sorted(sim.live())
+            await sim.add_node("two", SMALL)
+            await sim.clock.sleep(100)
+            await drain(sim, "one")
+            await settled(sim, lambda: where(sim, uid) == [("two", 2, "running")] * 2, 60)
+            assert sorted(sim.live()) == ids, "a move keeps the id"
+            before = [ran for _, _, ran in saving.restored]
+            assert len(before) == 2
+            assert all(ran > 100 for ran in before), "it goes on where it was frozen"
+            await sim.clock.sleep(10)
+            assert await drained(sim, "one") == ("Drained", "it is empty, and takes no work")
+            moved = await rows(sim, "moved")
+            assert {(one.body["source"], one.body["node"]) for one in moved} == {("one", "two")}
+            steps = {"saveSeconds", "uploadSeconds", "rebuildSeconds", "restoreSeconds"}
+            assert all(steps <= one.body.keys() for one in moved), "four steps with their times"
+            record = (await sim.experiment("task"))["status"]
+            assert (record["ready"], record["roles"][0]["incarnations"]) == (2, 0)
+            await drain(sim, "one", undo=True)
+            await sim.clock.sleep(15)
+            assert (await drained(sim, "one"))[0] == "NotAsked"
+
+    simulate(scenario)
+
+
+def test_what_saves_nothing_is_waited_for_or_ended(simulate: Simulate, monkeypatch: Patch) -> None:
+    """Without a policy a drain says why it waits; with evict it starts again elsewhere."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            Saving(sim).install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", cpu=2000)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            await sim.add_node("two", SMALL)
+            await sim.clock.sleep(10)
+            await drain(sim, "one")
+            await sim.clock.sleep(30)
+            assert where(sim, uid) == [("one", 1, "running")]
+            reason, words = await drained(sim, "one")
+            assert reason == "Draining"
+            assert "no snapshot policy" in words
+            await drain(sim, "one", evict=True)
+            await settled(sim, lambda: where(sim, uid) == [("two", 2, "running")], 60)
+
+    simulate(scenario)
+
+
+def test_a_failed_restore_keeps_the_source_and_is_told(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """The source goes on as it was; its owner reads why; a later try gets it away."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim, unrestorable=1)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            await sim.add_node("two", SMALL)
+            await sim.clock.sleep(20)
+            (id_,) = sim.live()
+            asked = await sim.client.post(
+                f"/v1/projects/lab/sandboxes/{id_}/migrate", json={"node": "two"}
+            )
+            assert (asked.status_code, asked.json()["node"]) == (202, "two")
+            await settled(sim, lambda: saving.unrestorable == 0, 30)
+            await settled(sim, lambda: where(sim, uid) == [("one", 1, "running")], 60)
+            (failed,) = await rows(sim, "move-failed")
+            assert "no snapshot can be restored" in failed.body["why"]
+            told = (await sim.client.get("/v1/projects/lab/experiments/task/describe")).text
+            assert "it could not be moved to node two, and stays" in told
+            await sim.clock.sleep(10)
+            assert await rows(sim, "sandbox-closed") == [], "nothing has ended"
+            again = await sim.client.post(
+                f"/v1/projects/lab/sandboxes/{id_}/migrate", json={"node": "two"}
+            )
+            assert again.status_code == 202, again.text
+            await settled(sim, lambda: where(sim, uid) == [("two", 3, "running")], 60)
+
+    simulate(scenario)
+
+
+def test_life_13_hibernate_and_wake(simulate: Simulate, monkeypatch: Patch) -> None:
+    """Asleep it takes no room, which others use; woken it goes on at the step it had."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", cpu=8000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            (id_,) = sim.live()
+            await sim.clock.sleep(50)
+            place = f"/v1/projects/lab/sandboxes/{id_}"
+            slept = await sim.client.post(f"{place}/hibernate")
+            assert slept.status_code == 200, slept.text
+            await settled(sim, lambda: where(sim, uid) == [], 30)
+            shown = (await sim.client.get(place)).json()
+            assert (shown["state"], shown["node"]) == ("paused", "")
+            assert "hibernates" in shown["message"]
+            other = await submit(sim, "other", cpu=8000)
+            await sim.until(lambda: where(sim, other) == [("one", 1, "running")], 30)
+            await sim.clock.sleep(60)
+            assert where(sim, uid) == [], "it sleeps until it is woken"
+            assert (await sim.client.post(f"{place}/wake")).status_code == 200
+            await sim.clock.sleep(20)
+            assert where(sim, uid) == [], "it waits for room like all work"
+            await sim.client.delete("/v1/projects/lab/experiments/other")
+            await settled(sim, lambda: where(sim, uid) == [("one", 2, "running")], 60)
+            ((_, _, ran),) = saving.restored
+            assert ran == pytest.approx(50, abs=15)
+
+    simulate(scenario)
+
+
+def test_a_snapshot_that_cannot_be_taken_leaves_it_running(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """Neither a move nor a sleep begins; the caller is told why."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim, refuses=1)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            (id_,) = sim.live()
+            answer = await sim.client.post(f"/v1/projects/lab/sandboxes/{id_}/hibernate")
+            assert answer.status_code == 409
+            assert "the store is full" in answer.json()["message"]
+            await sim.clock.sleep(20)
+            assert where(sim, uid) == [("one", 1, "running")]
+            nowhere = await sim.client.post(f"/v1/projects/lab/sandboxes/{id_}/migrate", json={})
+            assert nowhere.status_code == 409
+            assert "no other node has room for it" in nowhere.json()["message"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.65, 0.8, 1.0, 1.3, 1.6, 2.0, 2.4, 3.0])
+def test_a_leader_killed_amid_a_drain_leaves_one_copy_of_each(
+    simulate: Simulate, monkeypatch: Patch, after: float
+) -> None:
+    """At any line: nothing runs twice, nothing is lost, and the next leader ends what was begun."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", replicas=3, cpu=2000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")] * 3, 30)
+            ids = sorted(sim.live())
+            await sim.add_node("two", SMALL)
+            await sim.clock.sleep(30)
+            await drain(sim, "one")
+            await settled(sim, lambda: saving.held, 30)
+            await sim.clock.sleep(after)
+            first = sim.leader()
+            assert first is not None
+            sim.start_controller()
+            await sim.kill(first)
+            await settled(sim, lambda: sim.leader() is not None, 60)
+            at_two = ("two", "running")
+            await settled(sim, lambda: [one[::2] for one in where(sim, uid)] == [at_two] * 3, 240)
+            assert sorted(sim.live()) == ids
+            assert doubles(sim) == []
+            assert await rows(sim, "sandbox-closed") == []
+            assert all(ran > 30 for *_, ran in saving.restored), "no state is lost"
+
+    simulate(scenario)
+
+
+def test_w02_forty_sandboxes_move_in_a_batch(simulate: Simulate, monkeypatch: Patch) -> None:
+    """W-02, SNAP-13, SNAP-14: 40 of 50 GB each, with limits, in less than seven minutes."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim, size=50 * GB)
+            saving.install(monkeypatch)
+            await started(sim, "old", profile=BIG)
+            uid = await submit(sim, "task", replicas=40, cpu=2000, snapshot={"kinds": ["state"]})
+            await sim.until(lambda: where(sim, uid) == [("old", 1, "running")] * 40, 60)
+            for name in ("new-1", "new-2", "new-3"):
+                await sim.add_node(name, PROFILE)
+            await sim.clock.sleep(120)
+            begun = sim.clock.monotonic()
+            await drain(sim, "old")
+            gone = lambda: all(node != "old" for node, *_ in where(sim, uid))  # noqa: E731 - short
+            await settled(sim, lambda: gone() and len(where(sim, uid)) == 40, 7 * 60)
+            took = sim.clock.monotonic() - begun
+            moved = await rows(sim, "moved")
+            each = sorted(one.body["awaySeconds"] for one in moved)
+            words = f"moved in {took:.0f} s; half of them were away for {each[20]:.0f} s"
+            sys.stdout.write(f"40 sandboxes of 50 GB {words}\n")
+            assert len(moved) == 40
+            assert took < 7 * 60
+            assert 80 < each[0] <= each[-1] < 110, "about 90 s for 50 GB (SNAP-13)"
+            assert len(saving.restored) == 40
+            assert all(ran > 100 for *_, ran in saving.restored), "no lost step"
+            assert len({lineage for lineage, *_ in saving.restored}) == 40, "none is doubled"
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_w03_a_node_is_cut_off(simulate: Simulate, monkeypatch: Patch, *, damaged: bool) -> None:
+    """W-03, HA-06, SNAP-11: unhealthy at 30 s, given up at 90 s, running again within 4 minutes."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim, size=50 * GB)
+            saving.install(monkeypatch)
+            await started(sim, "main", profile=BIG)
+            policy = {"kinds": ["state"], "intervalSeconds": 300}
+            presets = {"CONF-21": "failover-fast"}
+            uid = await submit(sim, "task", cpu=2000, snapshot=policy, presets=presets)
+            await sim.until(lambda: where(sim, uid) == [("main", 1, "running")], 60)
+            await sim.add_node("other", PROFILE)
+            taken = lambda: [one.created for refs in saving.refs.values() for one in refs]  # noqa: E731 - short
+            await sim.until(lambda: len(taken()) >= 2, 1500)
+            await sim.clock.sleep(180)  # the last good snapshot is about 3 min old
+            if damaged:
+                (lineage,) = saving.refs
+                saving.damaged.add((lineage, len(saving.refs[lineage])))
+            known = {one: len(refs) for one, refs in saving.refs.items()}
+            begun = sim.clock.monotonic()
+            sim.faults.cut.add("main")
+            place = "/v1/projects/lab/sandboxes"
+
+            async def shown() -> list[str]:
+                found = (await sim.client.get(place)).json()["items"]
+                return [one["state"] for one in found if one["state"] != "ended"]
+
+            while "unknown" not in await shown():
+                await sim.clock.sleep(1)
+            unhealthy = sim.clock.monotonic() - begun
+            elsewhere = lambda: ("other", 2, "running") in where(sim, uid)  # noqa: E731 - short
+            await sim.until(elsewhere, 240)
+            took = sim.clock.monotonic() - begun
+            sys.stdout.write(f"unhealthy after {unhealthy:.0f} s, back after {took:.0f} s\n")
+            assert 25 <= unhealthy <= 60
+            assert 90 <= took <= 240
+            ((lineage, seq, ran),) = saving.restored
+            wanted = known[lineage] - (1 if damaged else 0)
+            assert (seq, ran) == (wanted, saving.ran[lineage, wanted]), "step equals the snapshot's"
+            # healed, the old copy is fenced
+            sim.faults.cut.clear()
+            await sim.until(lambda: where(sim, uid) == [("other", 2, "running")], 60)
+
+    simulate(scenario)
+
+
+def test_api_18_a_crash_goes_on_from_the_newest_checkpoint(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """Killed at 700 s with a checkpoint every 300 s: the next one starts from that of 600 s."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            document = {
+                "apiVersion": "dsec.dev/v1alpha1",
+                "kind": "Experiment",
+                "metadata": {"name": "task"},
+                "spec": {
+                    "snapshot": {"kinds": ["checkpoint"], "intervalSeconds": 300},
+                    "roles": [
+                        {
+                            "name": "worker",
+                            "image": "base",
+                            "restartPolicy": "checkpoint",
+                            "env": {"DSEC_SIM_SECONDS": "700", "DSEC_SIM_EXIT": "1"},
+                            "nodeLabels": {"dsec.dev/simulated": "true"},
+                            "resources": {"cpuMilli": 1000, "memoryBytes": 1 << 28},
+                        }
+                    ],
+                },
+            }
+            made = await sim.client.post("/v1/projects/lab/experiments", json=document)
+            assert made.status_code == 201, made.text
+            await sim.until(lambda: saving.restored, 1500)
+            ((_, seq, ran),) = saving.restored
+            assert seq == len([one for one in saving.reasons if one == "period"])
+            assert 300 <= ran <= 700
+            assert 700 - ran <= 300 + 5, "at most one interval is lost"
+
+    simulate(scenario)
+
+
+@pytest.mark.case("opencomputer#239")
+def test_case_opencomputer_239(simulate: Simulate, monkeypatch: Patch) -> None:
+    """C04: forks pass the same quota gate as every create: 20 live on a cap of 20, never 52."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one", profile=PROFILE)
+            tenant = await sim.records.get("Tenant", "research")
+            tenant["spec"]["quota"] = {"nominal": {"sandboxes": 20}, "borrow": {"sandboxes": 0}}
+            await sim.records.replace(tenant)
+            await sim.clock.sleep(5)
+            plan = {"kinds": ["state"], "intervalSeconds": 60}
+            first = create("first", snapshot=plan)
+            made = await sim.client.post("/v1/projects/lab/sandboxes", json={"creates": [first]})
+            (id_,) = [one["id"] for one in made.json()["answers"]]
+            await sim.until(lambda: saving.refs, 120)
+            ref = saving.refs[f"sb/{id_}"][0]
+            creates = [
+                create(
+                    f"fork/{number}",
+                    restore={"lineage": ref.lineage, "seq": ref.seq, "fork": True},
+                )
+                for number in range(52)
+            ]
+            asked = await sim.client.post("/v1/projects/lab/sandboxes", json={"creates": creates})
+            outcomes = [one["outcome"] for one in asked.json()["answers"]]
+            assert outcomes.count("bound") == 19
+            await sim.clock.sleep(30)
+            assert len(sim.live()) == 20
+            assert len(set(sim.live())) == 20, "each has an identity of its own"
+
+    simulate(scenario)

@@ -189,9 +189,10 @@ class Target:
     def _dress(self, handle: int, entry: Entry) -> None:
         if self._owner:
             os.fchown(handle, entry.uid, entry.gid)
-        os.fchmod(handle, entry.mode)
+        # between the two: a new owner takes capabilities away, a mode the right to write
         for key, value in entry.xattrs:
             os.setxattr(handle, key, value)
+        os.fchmod(handle, entry.mode)
         os.utime(handle, ns=(entry.mtime, entry.mtime))
 
 

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
+from dsec.api import frames
 from dsec.client import Client, Context
 from dsec.local import cleanup, standalone_state
 from dsec.local.standalone import PART
@@ -102,6 +104,64 @@ def test_a_sandbox_works_through_a_queue(
     (item,) = json.loads(dsec("results", "sums", "--output", "json"))["items"]
     lines = item["end"]["stdout"].splitlines()
     assert lines == ["1", "42 1", "1", "403 denied"], item["end"]
+
+
+COUNTER = """
+import json, os, pathlib, urllib.request
+state = pathlib.Path("/workspace/count")
+count = int(state.read_text()) if state.exists() else 0
+while True:
+    count += 1
+    print(count, flush=True)
+    state.write_text(str(count))
+    mark = json.dumps({"step": count}).encode()
+    url = os.environ["DSEC_API_ENDPOINT"] + "/v1/snapshot/mark"
+    urllib.request.urlopen(urllib.request.Request(url, mark), timeout=60).read()
+"""
+
+
+@pytest.mark.case("E2B#582")
+def test_what_hibernates_wakes_at_the_next_step(state: StandaloneState) -> None:
+    """Both calls have empty bodies; the id stays, and the counter goes on."""
+    base = f"http://127.0.0.1:{state.port}/v1/projects/default/sandboxes"
+    create = {
+        "key": "sleeper",
+        "command": ["python3", "-c", COUNTER],
+        "resources": {"cpuMilli": 200, "memoryBytes": 128 << 20},
+        "snapshot": {"kinds": ["state"]},
+    }
+    headers = {"Authorization": f"Bearer {state.api_key}"}
+    with httpx2.Client(headers=headers, timeout=60, trust_env=False) as client:
+        made = client.post(base, json={"creates": [create]}).json()
+        box = f"{base}/{made['answers'][0]['id']}"
+
+        def printed() -> list[int]:
+            text = frames_of(client.get(f"{box}/logs").content)
+            return [int(line) for line in text.split("\n")[:-1]]
+
+        until("it counts", lambda: printed()[10:])
+        assert client.post(f"{box}/hibernate").status_code == 200
+        until("it rests", lambda: client.get(box).json()["state"] != "running")
+        names = client.get(f"http://127.0.0.1:{state.port}/v1/projects/default/snapshots").json()
+        step = names["items"][0]["ref"]["meta"]["step"]
+        assert client.post(f"{box}/wake").status_code == 200
+        until("it goes on", lambda: client.get(box).json()["state"] == "running" and printed())
+        assert printed()[0] == step + 1
+        assert client.delete(box).status_code == 202
+
+
+def frames_of(content: bytes) -> str:
+    """Return what a stream of frames has of standard output."""
+    found = frames.Decoder().feed(content)
+    return b"".join(f.payload for f in found if f.type is frames.FrameType.STDOUT).decode()
+
+
+def until(what: str, check: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
 
 
 def test_a_decision_is_dumped_and_made_again(

@@ -79,6 +79,7 @@ def settings_volume(secrets: Mapping[str, str]) -> k8s.core.v1.VolumeArgsDict:
         "ca": ("ca.crt", "ca.key"),
         "s3": ("accessKey", "secretKey"),
         "api-keys": ("stack.json",),
+        "snapshots": ("keys.json",),
     }
     sources: list[k8s.core.v1.VolumeProjectionArgsDict] = [
         {

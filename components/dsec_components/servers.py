@@ -225,6 +225,8 @@ class Gateways(Server):
             "ca": "dsec-ca",
             "webhook": "dsec-webhook-tls",
             "api-keys": "dsec-api-keys",
+            # and hands out the keys of tenants' snapshots
+            "snapshots": "dsec-snapshot-keys",
         }
 
 

@@ -66,6 +66,7 @@ class Settings(Component):
         secrets: dict[str, dict[str, str]] = {
             "dsec-ca": {"ca.crt": "ca.crt", "ca.key": "ca.key"},
             "dsec-internal": {"token": "internalToken"},
+            "dsec-snapshot-keys": {"keys.json": "snapshotKeys"},
             "dsec-api-keys": {f"{API_KEY_ID}.json": "apiKeyEntry"},
         }
         for part in ("gateway", "controller", "webhook"):
@@ -108,6 +109,7 @@ def _material(keys: Keys, namespace: str, host: str) -> dict[str, str]:
         "ca.crt": keys.ca,
         "ca.key": keys.ca_key,
         "internalToken": keys.token("internal"),
+        "snapshotKeys": json.dumps({"keys": [{"name": "stack", "key": _wrapping(keys)}]}),
         "apiKey": f"dsec_{API_KEY_ID}_{keys.token('api-key')}",
     }
     made["apiKeyEntry"] = json.dumps(
@@ -129,6 +131,11 @@ def _material(keys: Keys, namespace: str, host: str) -> dict[str, str]:
         leaf = Leaf(service, service, tuple(names), tuple(addresses))
         made[f"{part}.crt"], made[f"{part}.key"] = keys.leaf(leaf)
     return made
+
+
+def _wrapping(keys: Keys) -> str:
+    """Return the key that wraps the data keys of tenants' snapshots, base64."""
+    return base64.b64encode(bytes.fromhex(keys.token("snapshots"))).decode()
 
 
 def _is_address(host: str) -> bool:

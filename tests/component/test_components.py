@@ -148,6 +148,7 @@ def test_secrets_stay_secret(kind: type[pulumi.ComponentResource], mode: bool, r
         "dsec-internal",
         "dsec-object-store",
         "dsec-gateway-tls",
+        "dsec-snapshot-keys",
     }
     for one in secrets:
         for key, value in one.inputs["data"].items():

@@ -103,7 +103,9 @@ def _snapshot_keys(settings: RoleSettings) -> KeySource | None:
     if told.kms_key:
         return KmsKeys(AwsKms(told.kms_region, told.kms_endpoint), told.kms_key)
     path = settings.secrets / "snapshots" / "keys.json"
-    return read_key_file(path, system_randomness()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return read_key_file(path, system_randomness(), mounted=True)
 
 
 def _webhook_tls(settings: RoleSettings) -> ssl.SSLContext:

@@ -136,17 +136,18 @@ class KmsKeys:
         raise KeyUnknownError(f"{repository}: KMS opens none of {_names(wrapped)}{said}")
 
 
-def read_key_file(path: Path, randomness: Randomness) -> FileKeys:
+def read_key_file(path: Path, randomness: Randomness, *, mounted: bool = False) -> FileKeys:
     """Read a file of wrapping keys: JSON `{"keys": [{"name": ..., "key": base64}, ...]}`.
 
-    Raises KeyFileError, also where others may read the file.
+    Raises KeyFileError, also where others may read the file, unless it is `mounted` into a pod:
+    the kubelet then decides who may, and gives it to the pod's group.
     """
     try:
         mode = path.stat().st_mode
         text = path.read_text()
     except OSError as problem:
         raise KeyFileError(f"{path}: {problem.strerror}") from problem
-    if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+    if not mounted and stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyFileError(f"{path}: mode {stat.S_IMODE(mode):o}: only its owner may read it (600)")
     return FileKeys(tuple(_entries(path, text)), randomness)
 

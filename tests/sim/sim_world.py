@@ -28,6 +28,7 @@ from dsec.controllers.replica_scaler import Switches
 from dsec.gateway.auth import key_entry, keys_secret
 from dsec.local.control import ADMIN_GROUP, Control, ControlConfig, build_control
 from dsec.providers.provider import NodeProvider
+from dsec.snapshots.keys import KeySource
 from dsec.world.clock import Clock
 from dsec.world.inprocess import Call, Fault, InProcessNetwork
 from dsec.world.memory import AccessRule, AccessTable, MemoryObjects, MemoryRecords
@@ -206,6 +207,7 @@ class Sim:
         self.registry: SimulatedRegistry | None = None
         self.metrics = MemoryMetrics()
         self.switches = Switches()
+        self.snapshot_keys: KeySource | None = None
         self.suppliers: Suppliers = lambda _objects, _clock: {}
         self.routes: dict[str, ASGIApp] = {}
         self.faults = Faults(self.rng)
@@ -232,7 +234,9 @@ class Sim:
         await self.records.create(keys_secret([entry], "dsec-system"))
         gate = Gate()
         network = self._network("gateway", frozenset({GATEWAY}), gate)
-        config = ControlConfig(identity="gw", internal_url="http://none")
+        config = ControlConfig(
+            identity="gw", internal_url="http://none", snapshot_keys=self.snapshot_keys
+        )
         self.control = await build_control(
             self.records, self.objects, network, self.clock, self.rng, config
         )

@@ -14,6 +14,7 @@ from dsec.api.meta import ConditionStatus, condition_of
 from dsec.api.reaping import Mark
 from dsec.api.records import Experiment
 from dsec.api.sandbox import SandboxState, SandboxStatus
+from dsec.api.snapshot_calls import restore_seconds
 from dsec.api.status import ExperimentCondition, RoleStatus
 from dsec.api.units import cpu_text, size_text
 
@@ -62,6 +63,7 @@ def describe(
         Section(title="Scaling", lines=list(_scaling(record, now))),
         Section(title="Waits", lines=list(_waits(record))),
         Section(title="Placed", lines=list(_placed(record, sandboxes))),
+        Section(title="Snapshots", lines=list(_snapshots(record, sandboxes, now))),
         Section(title="Recycling", lines=list(_recycling(record, sandboxes, marks or {}))),
         Section(title="Decisions", lines=list(_decisions(decisions or {}))),
         Section(title="Stages", lines=list(_stages(record, now))),
@@ -216,6 +218,34 @@ def _placed(record: Experiment, sandboxes: Sequence[SandboxStatus]) -> Iterable[
         }
         text = ", ".join(f"{count} {role}" for role, count in by_role.items())
         yield Line(name=node or "no node yet", text=text)
+
+
+def _snapshots(
+    record: Experiment, sandboxes: Sequence[SandboxStatus], now: datetime
+) -> Iterable[Line]:
+    """Say what would be lost if nodes went now, and how long it takes to go on (SNAP-25).
+
+    Of each role the worst replica counts.
+    """
+    resolved = record.status.resolved
+    if resolved is None or resolved.spec.snapshot is None:
+        return
+    own = [
+        one
+        for one in sandboxes
+        if one.identity.experiment == record.metadata.name and one.state is not SandboxState.ENDED
+    ]
+    for role in sorted({one.identity.role for one in own}):
+        copies = [one for one in own if one.identity.role == role]
+        last = [one.snapshot for one in copies if one.snapshot is not None]
+        text = "no good snapshot yet: a lost node costs all that was done"
+        if last:
+            oldest, largest = min(one.at for one in last), max(one.bytes for one in last)
+            took = restore_seconds(largest)
+            text = f"last good snapshot {age(oldest, now)} ago; a restore takes about {took:.0f} s"
+            lacking = len(copies) - len(last)
+            text += f"; {lacking} of {len(copies)} have none yet" if lacking else ""
+        yield Line(name=role, text=text)
 
 
 def _recycling(

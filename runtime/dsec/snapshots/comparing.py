@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from dsec.snapshots.manifest import Entry, order
+from dsec.snapshots.manifest import Entry, Kind, order
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.walking import entries
 
@@ -62,10 +62,17 @@ async def compare(repo: Repository, before: str, after: str) -> Changes:
                 found.add(new.path, None, new)
                 new = await _next(news)
             elif old is not None and new is not None:
-                if old != new:
+                if not _same(old, new):
                     found.add(new.path, old, new)
                 old, new = await _next(olds), await _next(news)
     return found
+
+
+def _same(old: Entry, new: Entry) -> bool:
+    """Return whether a path is unchanged; a folder's time tells only of what is in it."""
+    if old.kind is Kind.FOLDER and new.kind is Kind.FOLDER:
+        return replace(old, mtime=0) == replace(new, mtime=0)
+    return old == new
 
 
 async def _next(source: AsyncIterator[Entry]) -> Entry | None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from dsec.api.failover import FailoverAnswer, FailoverCall
+from dsec.api.records import Experiment
 from dsec.api.status import OverrideKind
 from dsec.controllers.replicator import Replicator
+from dsec.controllers.specs import origin_of
 from dsec.gateway.regions import _Failover
 from dsec.journal.history import HistoryWriter
 from dsec.snapshots.cards import Card
@@ -318,6 +320,18 @@ async def test_a_region_that_returns_parks_and_can_take_back(sides: tuple[Side, 
     await b.replicator._come_back()
     left = await b.records.get("Experiment", "ppo", "p")
     assert left["status"]["overrides"][0]["kind"] == OverrideKind.FREEZE
+
+
+def test_replicas_of_what_was_made_again_start_from_the_copies() -> None:
+    """The first copy of each, from the lineage that it had; later ones from its own."""
+    experiment = Experiment.model_validate(
+        {**EXPERIMENT, "metadata": {"name": "ppo", "annotations": {RESTORE_FROM: "exp/old"}}}
+    )
+    role = experiment.spec.roles[0]
+    found = origin_of(experiment, role, 3, None)
+    assert found is not None
+    assert (found.lineage, found.seq) == ("exp/old/worker/3", None)
+    assert origin_of(Experiment.model_validate(EXPERIMENT), role, 3, None) is None
 
 
 async def test_verifying_names_the_copies_that_are_damaged(sides: tuple[Side, Side]) -> None:

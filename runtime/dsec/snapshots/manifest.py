@@ -45,6 +45,10 @@ class Kind(IntEnum):
     """Nothing lies here any more, whatever lies below the layer."""
 
 
+FILE = Kind.FILE
+"""By itself: a look into an enumeration for each file of each snapshot would cost."""
+
+
 @dataclass(slots=True)
 class Entry:
     """One path of a snapshot. `lists`: ids of blobs of pieces, each for one segment of the file."""
@@ -102,31 +106,26 @@ def unpack_xattrs(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 def encode_leaf(entries: list[Entry]) -> bytes:
     """Return a leaf."""
+    # lists, not generators: this is done for every file of every snapshot
+    paths = [one.path for one in entries]
+    pieces = [one.pieces for one in entries]
+    lists = [one.lists for one in entries]
+    links = [one.link for one in entries]
     extras = [pack_xattrs(one.xattrs) if one.xattrs else b"" for one in entries]
+    parts = (paths, pieces, lists, links, extras)
     head = struct.pack(
         COLUMNS.format(n=len(entries)),
-        *(one.kind for one in entries),
-        *(one.opaque for one in entries),
-        *(one.mode for one in entries),
-        *(one.uid for one in entries),
-        *(one.gid for one in entries),
-        *(one.mtime for one in entries),
-        *(one.size for one in entries),
-        *(one.device for one in entries),
-        *(len(one.path) for one in entries),
-        *(len(one.pieces) for one in entries),
-        *(len(one.lists) for one in entries),
-        *(len(one.link) for one in entries),
-        *map(len, extras),
+        *[int(one.kind) for one in entries],
+        *[one.opaque for one in entries],
+        *[one.mode for one in entries],
+        *[one.uid for one in entries],
+        *[one.gid for one in entries],
+        *[one.mtime for one in entries],
+        *[one.size for one in entries],
+        *[one.device for one in entries],
+        *(length for part in parts for length in map(len, part)),
     )
-    parts = (
-        b"".join(one.path for one in entries),
-        b"".join(one.pieces for one in entries),
-        b"".join(one.lists for one in entries),
-        b"".join(one.link for one in entries),
-        b"".join(extras),
-    )
-    return b"".join((NODE.pack(VERSION, 0, len(entries)), head, *parts))
+    return b"".join((NODE.pack(VERSION, 0, len(entries)), head, *map(b"".join, parts)))
 
 
 def decode_leaf(data: bytes, what: str) -> list[Entry]:
@@ -201,12 +200,11 @@ class ManifestWriter:
     _leaf: list[Entry] = field(default_factory=list)
     _leaf_bytes: int = 0
     _levels: list[list[bytes]] = field(default_factory=list)
-    _counts: list[int] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
         """Take the next entry."""
         self.entries += 1
-        if entry.kind is Kind.FILE:
+        if entry.kind is FILE:
             self.files += 1
             self.size += entry.size
         self._leaf.append(entry)

@@ -44,6 +44,10 @@ class WrongKeyError(Exception):
     """The data key that was handed over is of another repository."""
 
 
+class GoneError(SnapshotDamagedError):
+    """An object that was listed does not exist any more."""
+
+
 class About(WireModel):
     """What `repo.json` says: written once, replaced only when wrappings change."""
 
@@ -86,6 +90,8 @@ class Repository:
         self.index = Index()
         self.epoch = 0
         """Of the collector; while it stays the same nothing was removed."""
+        self.damaged = False
+        """An index object cannot be read: its rows come from the packs, until `forget`."""
         self._adopted: list[Table] = []
         self._known: dict[str, Table] = {}
 
@@ -148,11 +154,12 @@ class Repository:
         return self.keys.data
 
     async def refresh(self) -> None:
-        """Take in what others wrote since. Raises SnapshotDamagedError, ObjectStoreError."""
+        """Take in what others wrote since. Raises ObjectStoreError.
+
+        What an index object that is damaged had said is read from the packs themselves.
+        """
         state, _ = await persist(self.clock, lambda: read_state(self.objects, self.prefix))
-        found = await persist(self.clock, lambda: self.objects.list(under(self.prefix, "index/")))
-        names = sorted(info.key for info in found)
-        fresh = await self._tables(name for name in names if name not in self._known)
+        names, fresh = await self._fresh_tables()
         if not self._known or self._known.keys() - set(names):
             self._known = {name: self._known.get(name) or fresh[name] for name in names}
             self.index.replace([*self._known.values(), *self._adopted])
@@ -161,6 +168,24 @@ class Repository:
             for name in sorted(fresh):
                 self.index.add(fresh[name])
         self.epoch = state.epoch
+        if any(not table.packs for table in fresh.values()):
+            self.damaged = True
+            await self.adopt()
+
+    async def _fresh_tables(self) -> tuple[list[str], dict[str, Table]]:
+        """Return the names of the index, and the tables that are not known; damaged: without rows.
+
+        Raises ObjectStoreError.
+        """
+        for _ in range(ATTEMPTS):
+            found = await persist(
+                self.clock, lambda: self.objects.list(under(self.prefix, "index/"))
+            )
+            names = sorted(info.key for info in found)
+            with suppress(GoneError):
+                # a collector that made one object of many: its list is another now
+                return names, await self._tables(one for one in names if one not in self._known)
+        raise ObjectStoreError(f"{self.prefix}: the index changes too often")
 
     async def write_index(self, tables: list[Table]) -> int:
         """Publish where blobs lie, after their packs; return the bytes that this took."""
@@ -179,12 +204,14 @@ class Repository:
         """
         await self.refresh()
         old = dict(self._known)
-        kept = without(joined(list(old.values())), {bytes.fromhex(name) for name in doomed})
+        tables = [*old.values(), *self._adopted]
+        kept = without(joined(tables), {bytes.fromhex(name) for name in doomed})
         if kept.packs:
             key, _ = await self._write_table(kept)
             old.pop(key, None)
         for name in old:
             await persist(self.clock, lambda name=name: self.objects.delete(name))  # type: ignore[misc]
+        self._adopted, self.damaged = [], False
         await self.refresh()
 
     async def create(self, key: str, body: bytes) -> None:
@@ -254,7 +281,7 @@ class Repository:
             try:
                 stored, _ = await persist(self.clock, lambda: self.objects.get(key))
             except NotFoundError:
-                raise SnapshotDamagedError(f"{key} is gone") from None
+                raise GoneError(f"{key} is gone") from None
             if name_object(stored) == name:
                 return stored
         raise SnapshotDamagedError(f"{key} is damaged: its content is not what its name says")

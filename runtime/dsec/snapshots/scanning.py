@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.snapshots.beneath import open_folder
-from dsec.snapshots.manifest import Entry, Kind
+from dsec.snapshots.manifest import FILE, Entry, Kind
 
 OVERLAY = (b"trusted.overlay.", b"user.overlay.")
 OPAQUE = frozenset({b"trusted.overlay.opaque", b"user.overlay.opaque"})
 DATA_ELSEWHERE = frozenset({b"redirect", b"metacopy"})
+TYPE = 0o170000
+"""Bits of a mode that tell the kind."""
 UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP})
 LABEL = b"security.selinux"
 """Belongs to the node, not to the file."""
@@ -78,7 +80,7 @@ def scan(source: Source, root: int, only: bytes) -> Iterator[Found]:
     """
     at = os.fsencode(source.at).strip(b"/")
     if only:
-        found = _look(source, root, b"", only, at or only)
+        found = _look(source, root, only, only, at or only)
         if found is not None:
             yield found
         return
@@ -96,7 +98,8 @@ def scan(source: Source, root: int, only: bytes) -> Iterator[Found]:
                 continue
             name = names.pop()
             below = folder + b"/" + name if folder else name
-            found = _look(source, handle, folder, name, at + b"/" + below if at else below)
+            path = at + b"/" + below if at else below
+            found = _look(source, handle, below, name, path)
             if found is None:
                 continue
             if found.entry.kind is Kind.FOLDER:
@@ -114,18 +117,24 @@ def scan(source: Source, root: int, only: bytes) -> Iterator[Found]:
             os.close(handle)
 
 
-def _look(source: Source, handle: int, folder: bytes, name: bytes, path: bytes) -> Found | None:
+def _look(source: Source, handle: int, inside: bytes, name: bytes, path: bytes) -> Found | None:
     """Return one name of an open folder; None where it has gone, or is a socket."""
     xattrs: dict[bytes, bytes] = {}
     link = b""
     try:
         stat = os.stat(name, dir_fd=handle, follow_symlinks=False)
-        kind = KINDS.get(modes.S_IFMT(stat.st_mode))
+        mode = stat.st_mode
+        if mode & TYPE == modes.S_IFREG:
+            # what almost everything is, in few steps; attributes are read with the content
+            owner = (stat.st_uid, stat.st_gid)
+            entry = Entry(path, FILE, mode & 0o7777, *owner, stat.st_mtime_ns, stat.st_size)
+            return Found(entry, stat, inside)
+        kind = KINDS.get(mode & TYPE)
         if kind is None:
             return None
         if kind is Kind.SYMLINK:
             link = os.readlink(name, dir_fd=handle)
-        if kind not in {Kind.FOLDER, Kind.FILE}:
+        if kind is not Kind.FOLDER:
             where = b"/proc/self/fd/%d/%s" % (handle, name)
             xattrs = attributes(where, upper=source.whole_upper, path=path)
     except FileNotFoundError:
@@ -133,13 +142,13 @@ def _look(source: Source, handle: int, folder: bytes, name: bytes, path: bytes) 
         return None
     except OSError as problem:
         raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
-    inside = folder + b"/" + name if folder else name
     found = _found(path, inside, stat, xattrs, upper=source.whole_upper)
     found.entry.link = link
     return found
 
 
 def _listed(source: Source, root: int, folder: bytes) -> tuple[int, bytes, list[bytes]]:
+    """Open a folder and return it with its names, the last one first. Raises FileNotFoundError."""
     try:
         handle = open_folder(root, folder)
     except FileNotFoundError:
@@ -147,14 +156,16 @@ def _listed(source: Source, root: int, folder: bytes) -> tuple[int, bytes, list[
     except OSError as problem:
         where = Path(source.root, os.fsdecode(folder))
         raise SaveError(f"{where}: {problem.strerror}") from problem
-    return handle, folder, sorted(os.listdir(b"/proc/self/fd/%d" % handle), reverse=True)  # noqa: PTH208  bytes
+    # by this path names come as bytes
+    names = os.listdir(b"/proc/self/fd/%d" % handle)  # noqa: PTH208  same
+    return handle, folder, sorted(names, reverse=True)
 
 
 def _found(
     path: bytes, inside: bytes, stat: os.stat_result, xattrs: dict[bytes, bytes], *, upper: bool
 ) -> Found:
     mode = stat.st_mode
-    kind = KINDS[modes.S_IFMT(mode)]
+    kind = KINDS[mode & TYPE]
     entry = Entry(path, kind, mode & 0o7777, stat.st_uid, stat.st_gid, stat.st_mtime_ns)
     if xattrs:
         entry.xattrs = tuple(one for one in xattrs.items() if one[0] not in OPAQUE)

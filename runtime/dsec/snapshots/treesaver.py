@@ -11,7 +11,7 @@ from typing import TypeVar
 from dsec.snapshots.beneath import open_beneath
 from dsec.snapshots.chunking import SEGMENT, SMALL
 from dsec.snapshots.limits import SMALLEST_PACK
-from dsec.snapshots.manifest import Entry, Kind, ManifestWriter
+from dsec.snapshots.manifest import FILE, Entry, Kind, ManifestWriter
 from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.scanning import Found, SaveError, Source, attributes, open_source, scan
 from dsec.snapshots.sealing import ID_BYTES
@@ -161,7 +161,7 @@ class TreeSaver:
     def _take(self, tree: Tree, found: Found) -> None:
         """Put a path in line, with jobs for what has to be read."""
         entry, stat = found.entry, found.stat
-        if entry.kind is not Kind.FILE:
+        if entry.kind is not FILE:
             self._append(Waiting(entry))
             return
         if stat.st_nlink > 1:
@@ -169,7 +169,6 @@ class TreeSaver:
             if first != entry.path:
                 self._append(Waiting(Entry(entry.path, Kind.HARDLINK, link=first)))
                 return
-        entry.size = stat.st_size
         packed = pack_stat(stat)
         known = self._reader.find(entry.path)
         if known is not None and known.stat == packed and self._unchanged(entry, known, packed):
@@ -203,6 +202,9 @@ class TreeSaver:
             if not all(map(self._store.repo.index.stays, ids)):
                 return False
         entry.pieces, entry.xattrs = known.pieces, known.xattrs
+        if not self._line and not known.segments:
+            self._add_known(entry, known.record)
+            return True
         self._append(Waiting(entry, packed, segments=known.segments, record=known.record))
         for number, one in enumerate(segments or self._reader.segments(), 1):
             self._append(Part(None, one, number == known.segments))
@@ -321,7 +323,10 @@ class TreeSaver:
         elif entry.kind is Kind.HARDLINK and entry.link in self._gone:
             self._lose(entry.path)
             return
-        if self._writer is not None and entry.kind is Kind.FILE:
+        if one.record and not one.segments:
+            self._add_known(entry, one.record)
+            return
+        if self._writer is not None and entry.kind is FILE:
             if one.record:
                 self._writer.add_record(one.record)
             else:
@@ -329,9 +334,14 @@ class TreeSaver:
         if one.segments:
             self._large, self._alone = entry, one.segments == 1
         else:
-            if one.record:
-                self._use(entry.pieces)
             self._add(entry)
+
+    def _add_known(self, entry: Entry, record: bytes) -> None:
+        """Finish a small file that did not change."""
+        if self._writer is not None:
+            self._writer.add_record(record)
+        self._use(entry.pieces)
+        self._add(entry)
 
     def _settle_part(self, part: Part) -> None:
         known = part.known

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
+from functools import cache, lru_cache, partial
+from types import MappingProxyType
 
 from dsec.cost.amounts import (
     CPU_HOURS,
@@ -112,6 +114,8 @@ class SandboxUse:
 
     def seconds(self, since: int, until: int) -> Fraction:
         """Return how long of a cell it was there."""
+        if self.since <= since and (self.until is None or self.until >= until):
+            return Fraction(until - since)
         end = until if self.until is None else min(until, self.until)
         return max(Fraction(0), Fraction(end) - Fraction(max(since, self.since)))
 
@@ -159,11 +163,15 @@ def meter(
 ) -> tuple[Line, ...]:
     """Return the lines of one cell; their sum is the node's cost in it, to the millionth."""
     since, until = cell
-    parts = [(one, _part(node, one, cell)) for one in sandboxes]
-    present = [(one, part) for one, part in parts if one.seconds(since, until) > 0]
+    there = [(one, one.seconds(since, until)) for one in sandboxes]
+    # most of what runs on a node is booked alike
+    share = cache(partial(_share, node))
+    length = until - since
+    present = [(one, share(one.booked) * time / length) for one, time in there if time > 0]
     # bookings above the whole node share it
-    whole = max(Fraction(1), sum((part for _, part in present), Fraction(0)))
-    present = [(one, part / whole) for one, part in present]
+    whole = sum((part for _, part in present), Fraction(0))
+    if whole > 1:
+        present = [(one, part / whole) for one, part in present]
     if node.payers:
         return _with_payers(node, present, cell)
     return _without_payers(node, present, cell, idle)
@@ -226,48 +234,48 @@ def entries(lines: Iterable[Line], at: float) -> list[Entry]:
 
     Their ids follow from those, so that a cell that is metered again is not booked again.
     """
-    sums: dict[str, Entry] = {}
+    sums: dict[str, tuple[Line, dict[str, Decimal]]] = {}
     for one in lines:
-        # what a pool pays is counted by its path; the pool beside it would count it twice
-        pool = "" if one.path.startswith(POOL) else one.pool
         entry_id = f"consume/{one.source}/{one.since}/{one.path}/{one.kind.value}"
-        known = sums.get(entry_id)
-        sums[entry_id] = Entry(
+        # the last one's price source is as good as any: they are of one node and cell
+        amounts = sums[entry_id][1] if entry_id in sums else {}
+        sums[entry_id] = one, amounts
+        for unit, amount in one.amounts.items():
+            amounts[unit] = amounts.get(unit, ZERO) + amount
+    return [
+        Entry(
             entry_id,
             EntryKind.CONSUME,
             at,
             one.path,
-            added(known.amounts if known else {}, one.amounts),
+            added(amounts),
             one.source,
             float(one.since),
             float(one.until),
             one.region,
-            pool,
+            # what a pool pays is counted by its path; the pool beside it would count it twice
+            "" if one.path.startswith(POOL) else one.pool,
             what=one.kind.value,
             priced=one.price_source,
         )
-    return list(sums.values())
+        for entry_id, (one, amounts) in sums.items()
+    ]
 
 
-def _part(node: NodeUse, one: SandboxUse, cell: tuple[int, int]) -> Fraction:
-    """Return which part of the node's cost in a cell the booking of a sandbox is."""
+def _share(node: NodeUse, booked: Shape) -> Fraction:
+    """Return which part of the node's cost a booking is."""
     shape, price = node.price.shape.quantities, node.price.parts
     shares = {
-        name: amount / shape[name]
-        for name, amount in one.booked.quantities.items()
-        if shape[name] > 0
+        name: amount / shape[name] for name, amount in booked.quantities.items() if shape[name] > 0
     }
     sold = sum((Fraction(price.get(name, ZERO)) for name in _SOLD), Fraction(0))
     if sold:
         value = sum(
             (Fraction(price.get(name, ZERO)) * part for name, part in shares.items()), Fraction(0)
         )
-        part = value / sold
-    else:
-        # without a price for any part the scarcest one decides
-        part = max(shares.values(), default=Fraction(0))
-    since, until = cell
-    return part * one.seconds(since, until) / (until - since)
+        return value / sold
+    # without a price for any part the scarcest one decides
+    return max(shares.values(), default=Fraction(0))
 
 
 def _with_payers(
@@ -309,8 +317,9 @@ def _without_payers(
         shares[-1] = Fraction(1)
     split = {currency: divided(cost_in(node, currency, cell), shares)}
     users = [one for one, _ in present]
+    hours = [_booked(one, cell) for one in users]
     for unit in HOURS:
-        split[unit] = (*(_booked(one, cell).get(unit, ZERO) for one in users), ZERO)
+        split[unit] = (*(one.get(unit, ZERO) for one in hours), ZERO)
     return tuple(_lines(node, cell, users, split, f"{POOL}{node.pool or NO_POOL}"))
 
 
@@ -340,10 +349,14 @@ def _lines(
         )
 
 
-def _booked(one: SandboxUse, cell: tuple[int, int]) -> dict[str, Decimal]:
-    seconds = one.seconds(*cell)
+def _booked(one: SandboxUse, cell: tuple[int, int]) -> Mapping[str, Decimal]:
+    return _hours(one.booked.cpu_milli, one.booked.gpu_milli, one.seconds(*cell))
+
+
+@lru_cache(maxsize=1024)
+def _hours(cpu_milli: int, gpu_milli: int, seconds: Fraction) -> Mapping[str, Decimal]:
     hours = {
-        CPU_HOURS: near_micro(Fraction(one.booked.cpu_milli, 1000) * seconds / 3600),
-        GPU_HOURS: near_micro(Fraction(one.booked.gpu_milli, 1000) * seconds / 3600),
+        CPU_HOURS: near_micro(Fraction(cpu_milli, 1000) * seconds / 3600),
+        GPU_HOURS: near_micro(Fraction(gpu_milli, 1000) * seconds / 3600),
     }
-    return {unit: amount for unit, amount in hours.items() if amount}
+    return MappingProxyType({unit: amount for unit, amount in hours.items() if amount})

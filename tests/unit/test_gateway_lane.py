@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from dsec.gateway.lane import LaneDoubtError, LaneLostError, LaneWriter
 from dsec.journal.bindlog import BindLog
-from dsec.journal.lanes import LANES, LanedReader, LaneSegment, put_next, shard_of
+from dsec.journal.lanes import LANES, LanedReader, LaneSegment, lane_key, put_next, shard_of
 from dsec.world.memory import MemoryObjects
 from test_lanes_journal import START, Times, bind, move, name
 
@@ -100,3 +100,25 @@ async def test_a_store_that_is_away_leaves_doubt_and_ends_the_lane() -> None:
     with pytest.raises(LaneLostError):
         await commit(writer, 3)
     assert writer.lost
+
+
+async def test_a_segment_that_nobody_can_read_ends_the_lane_and_nothing_else() -> None:
+    """It is counted, whoever waits is told, and the reader goes on with what the log says."""
+    objects = MemoryObjects()
+    writer, reader = await lane(objects)
+    counted: list[int] = []
+    told = LaneWriter("a", objects, Times(), reader, "gw", unreadable=lambda: counted.append(1))
+    assert told.grant(set(TEAM), 0)
+    await objects.put(lane_key("a", 1), b"of another version")
+    found = await asyncio.gather(commit(told, 1), commit(told, 2), return_exceptions=True)
+    assert all(isinstance(one, LaneDoubtError) for one in found)
+    assert "unreadable" in told.lost
+    assert counted == [1]
+    with pytest.raises(LaneLostError):
+        await commit(told, 3)
+    await reader.refresh()
+    assert not reader.state.by_id
+    # after its own write the reader may find one in its way, too: what was written is in doubt
+    await objects.put(lane_key("a", 2), b"of another version")
+    with pytest.raises(LaneDoubtError):
+        await commit(writer, 4)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.journal.bindings import Binding, Needs, Row, row_of
-from dsec.journal.bindlog import Segment, decode, encode
+from dsec.journal.bindlog import Segment, SegmentError, decode, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +111,7 @@ def test_segments_of_the_version_before_are_read() -> None:
     assert decode(stored(rows=[row.wire() for row in rows])).rows == rows
 
 
-@pytest.mark.parametrize("wrong", ["neither", "like", "short"])
+@pytest.mark.parametrize("wrong", ["neither", "like", "short", "garbage"])
 def test_a_segment_that_cannot_be_read_is_not_taken_for_an_empty_one(wrong: str) -> None:
     """It would leave out what was decided: the reader stops instead."""
     raw = json.loads(zlib.decompress(encode(Segment(1, "w", [bind(n) for n in (1, 2, 3)]))))
@@ -121,5 +121,6 @@ def test_a_segment_that_cannot_be_read_is_not_taken_for_an_empty_one(wrong: str)
         raw["packed"]["likes"] = []
     else:
         raw["packed"]["parts"][0]["columns"]["key"] = ["k1", "k2"]
-    with pytest.raises(ValueError, match=r"neither rows|bindings|values"):
-        decode(zlib.compress(json.dumps(raw).encode(), 1))
+    data = zlib.compress(json.dumps(raw).encode(), 1)
+    with pytest.raises(SegmentError, match=r"neither rows|bindings|values|unreadable"):
+        decode(data[9:] if wrong == "garbage" else data)

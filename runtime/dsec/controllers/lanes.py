@@ -13,7 +13,7 @@ import structlog
 
 from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Binding, Row
-from dsec.journal.bindlog import BindLog
+from dsec.journal.bindlog import BindLog, SegmentError
 from dsec.journal.lanes import CLOSED, LaneSegment, Shard, put_next, read_next
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore
@@ -31,6 +31,8 @@ class Lane:
     marked: int = 0
     until: float = 0.0
     closed: bool = False
+    torn: bool = False
+    """A segment could not be read: the lane is to be closed."""
     shards: set[Shard] = field(default_factory=set)
     leases: set[str] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
@@ -93,7 +95,10 @@ class Lanes:
 
         Raises FencedError, ObjectStoreError.
         """
-        if await read_next(self._objects, name, 1) is not None:
+        try:
+            if await read_next(self._objects, name, 1) is not None:
+                return None
+        except SegmentError:
             return None
         await self._log.append([], {name: 0})
         lane = self.open_lanes[name] = Lane(name)
@@ -120,7 +125,11 @@ class Lanes:
     async def read(self, lane: Lane) -> None:
         """Read a lane to its end. Raises ObjectStoreError."""
         while not lane.closed:
-            segment = await read_next(self._objects, lane.name, lane.read + 1)
+            try:
+                segment = await read_next(self._objects, lane.name, lane.read + 1)
+            except SegmentError as problem:
+                self._skip(lane, problem)
+                continue
             if segment is None:
                 return
             self._take(lane, segment)
@@ -150,7 +159,11 @@ class Lanes:
         )
         while not lane.closed:
             number = lane.read + 1
-            other = await put_next(self._objects, self._clock, lane.name, number, segment)
+            try:
+                other = await put_next(self._objects, self._clock, lane.name, number, segment)
+            except SegmentError as problem:
+                self._skip(lane, problem)
+                continue
             self._take(lane, other or segment)
             if other is None:
                 break
@@ -161,6 +174,15 @@ class Lanes:
                 del self._owner[shard]
             lane.shards.discard(shard)
         log.info("lane marked", lane=lane.name, shards=len(given_up), closed=lane.closed)
+
+    def _skip(self, lane: Lane, problem: SegmentError) -> None:
+        """Go on after a segment that cannot be read: no leader could lead, else.
+
+        What it bound is bound to nothing: its keys are free, and its sandboxes are ended as fenced.
+        """
+        log.error("lane is torn", lane=lane.name, segment=lane.read + 1, error=str(problem))
+        lane.read += 1
+        lane.torn = True
 
     def _take(self, lane: Lane, segment: LaneSegment) -> None:
         lane.read += 1

@@ -17,7 +17,6 @@ closes the lane first.
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 
 import structlog
@@ -29,6 +28,7 @@ from dsec.api.tenant import Amounts
 from dsec.api.wire import NodeState
 from dsec.controllers.creates import Placer
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.holding import Holding
 from dsec.controllers.lanes import Lane, Lanes, by_tenant
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
@@ -46,22 +46,11 @@ TAKE_BACK_TICKS = 4
 """Ticks between two looks at all that waits, which may be very many."""
 REST_SECONDS = 60.0
 """Keys that another gateway was asked for stay with the leader for so long."""
-HOLD_SECONDS = 8.0
-"""Longer than a gateway takes over one create: 6 s from its first row to its last call's end."""
 CLASS = TaskClass.GUARANTEED
 """Of single creates: nobody may take their place."""
 SWEEP_SECONDS = 3600.0
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A sandbox that is its gateway's still. `since` in monotonic seconds."""
-
-    lane: Lane
-    node: str
-    since: float
 
 
 class Leasing:
@@ -78,7 +67,7 @@ class Leasing:
         self._unfit: set[str] = set()
         self._resting: dict[Shard, float] = {}
         self._claimed: Counter[Shard] = Counter()
-        self._held: dict[str, _Held] = {}
+        self._holding = Holding(bind_log.state, clock)
         self._swept = clock.monotonic()
 
     async def begin(self, placer: Placer, dispatcher: Dispatcher) -> None:
@@ -117,8 +106,7 @@ class Leasing:
 
     def held(self, sandbox: str) -> bool:
         """Return whether a sandbox is its gateway's still: the leader calls no agent for it."""
-        one = self._held.get(sandbox)
-        return one is not None and not self._dispatcher.confirmed(sandbox, one.node)
+        return self._holding.holds(sandbox, self._dispatcher)
 
     @asynccontextmanager
     async def claimed(self, tenant: str, keys: Iterable[str]) -> AsyncIterator[None]:
@@ -172,7 +160,7 @@ class Leasing:
             lane = self.lanes.open_lanes.get(call.lane)
             if lane is not None:
                 await self.lanes.read(lane)
-                if call.done or lane.closed:
+                if call.done or lane.closed or lane.torn:
                     await self._close(lane)
                     lane = None
                 elif call.give_back:
@@ -282,11 +270,8 @@ class Leasing:
 
     def _copied(self, lane: Lane, bindings: Sequence[Binding]) -> None:
         """Leave what is bound to its gateway for a while, and tell of it."""
-        now = self._clock.monotonic()
-        for binding in bindings:
-            if binding.live and binding.node:
-                self._held[binding.id] = _Held(lane, binding.node, now)
         placed = [one for one in bindings if one.live and one.node]
+        self._holding.take(lane, placed)
         self._placer.teller.bound(placed, lane.decisions)
         if any(one.live and not one.node for one in bindings):
             # no agent took it: it waits in line now
@@ -337,26 +322,17 @@ class Leasing:
     async def _expire(self) -> None:
         """Close the lanes of gateways that are silent, or that leave a create undone."""
         now = self._clock.monotonic()
-        late: set[str] = set()
-        for sandbox, one in list(self._held.items()):
-            binding = self._log.state.by_id.get(sandbox)
-            moved = binding is None or not binding.live or binding.node != one.node
-            if moved or self._dispatcher.confirmed(sandbox, one.node):
-                del self._held[sandbox]
-            elif now - one.since > HOLD_SECONDS:
-                late.add(one.lane.name)
+        late = self._holding.late(self._dispatcher)
         for lane in list(self.lanes.open_lanes.values()):
-            if lane.name in late or now >= lane.until + MARGIN_S:
+            if lane.torn or lane.name in late or now >= lane.until + MARGIN_S:
                 log.info("lane closed", lane=lane.name, undone=lane.name in late)
                 await self._close(lane)
                 continue
             until = self._books().until
             over = {one for one in lane.leases if until.get(one, 0.0) + MARGIN_S <= now}
             await self._revoke(lane, (), over)
-        for sandbox, one in list(self._held.items()):
-            if now - one.since > HOLD_SECONDS:
-                del self._held[sandbox]
-                self._dispatcher.wake(one.node)
+        for node in self._holding.give_up():
+            self._dispatcher.wake(node)
         # what could still be spent of them has been read
         self._books().expire(now, now)
 

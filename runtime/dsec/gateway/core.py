@@ -94,6 +94,7 @@ class Gateway:
         self.authoriser = Authoriser(records, clock, config.namespace)
         self.leader = Leader(records, network, clock, config.namespace, config.internal_secret)
         self.views = Views(network, clock, LanedReader(objects), ResultReader(objects))
+        self.metrics = Metrics()
         self.placing = self._placing()
         self.decisions = DecisionReader(objects)
         self.reaper = ReaperReader(objects, clock)
@@ -108,7 +109,6 @@ class Gateway:
         )
         self.denials = Denials(clock)
         self.documents = Documents()
-        self.metrics = Metrics()
         writer = f"{config.identity}-{randomness.randbytes(6).hex()}"
         self.queues = QueueLogs(objects, clock, writer, self._ended)
         self.snapshot_keys: dict[str, bytes] = {}
@@ -155,6 +155,7 @@ class Gateway:
             clock=self.clock,
             randomness=self.randomness,
             identity=self.config.identity,
+            unreadable=self.metrics.unreadable.inc,
         )
         near = NearNodes(nodes, self.views, self.clock, self.randomness)
         return Placing(leases, near, self.views, self.clock, self.randomness)

@@ -6,13 +6,14 @@ lost in a crash: rows whose write has not begun; nobody was told of those.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Row
+from dsec.journal.bindlog import SegmentError
 from dsec.journal.lanes import LanedReader, LaneSegment, Shard, put_next
 from dsec.world.clock import Clock
 from dsec.world.objects import ObjectStore, ObjectStoreError
@@ -46,9 +47,20 @@ class LaneWriter:
     """One lane of this process, from its opening to its end."""
 
     def __init__(
-        self, name: str, objects: ObjectStore, clock: Clock, reader: LanedReader, writer: str
+        self,
+        name: str,
+        objects: ObjectStore,
+        clock: Clock,
+        reader: LanedReader,
+        writer: str,
+        *,
+        unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`reader` is told of rows as soon as they are written."""
+        """`reader` is told of rows as soon as they are written.
+
+        `unreadable` is told where a segment cannot be read, which ends the lane.
+        """
+        self._unreadable = unreadable
         self.name = name
         self.marked = 0
         """Number of the leader's last mark that was read here."""
@@ -110,7 +122,12 @@ class LaneWriter:
             try:
                 written = await self._put(batch)
             except ObjectStoreError as problem:
-                self.lose(f"the object store is away: {problem}")
+                if isinstance(problem, SegmentError):
+                    log.warning("lane given up", lane=self.name, error=str(problem))
+                    self._unreadable()
+                    self.lose(str(problem))
+                else:
+                    self.lose(f"the object store is away: {problem}")
                 for one in batch:
                     _fail(one, LaneDoubtError(self.lost))
                 continue

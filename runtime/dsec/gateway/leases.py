@@ -8,7 +8,7 @@ Times are of the gateway's own clock, which counts suspended time.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -72,7 +72,10 @@ class Leases:
         clock: Clock,
         randomness: Randomness,
         identity: str,
+        unreadable: Callable[[], None] = lambda: None,
     ) -> None:
+        """`unreadable` is told of each lane that ends with a segment which cannot be read."""
+        self._unreadable = unreadable
         self.holder = f"{identity}-{randomness.randbytes(6).hex()}"
         self.purse = Purse(self.holder)
         self.lane: LaneWriter | None = None
@@ -331,7 +334,14 @@ class Leases:
         lane = self.lane
         if lane is None:
             self._lanes += 1
-            lane = LaneWriter(name, self._objects, self._clock, self._reader, self.holder)
+            lane = LaneWriter(
+                name,
+                self._objects,
+                self._clock,
+                self._reader,
+                self.holder,
+                unreadable=self._unreadable,
+            )
         reader = self._reader
         while reader.position < position or name not in reader.state.lanes:
             before = reader.position

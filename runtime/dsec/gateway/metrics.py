@@ -32,6 +32,11 @@ class Metrics:
             ["by"],
             registry=self.registry,
         )
+        self.unreadable = Counter(
+            "dsec_gateway_unreadable_lanes_total",
+            "Lanes of the bind log that ended with a segment which cannot be read.",
+            registry=self.registry,
+        )
         self.leases = Gauge(
             "dsec_gateway_leases", "Leases of quota that may be spent now.", registry=self.registry
         )

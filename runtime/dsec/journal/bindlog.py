@@ -46,6 +46,10 @@ gives up its office rather than hold decisions that nobody can read."""
 log = structlog.get_logger()
 
 
+class SegmentError(ObjectStoreError):
+    """Under a segment's number there is something that this version cannot read."""
+
+
 class FencedError(Exception):
     """Another leader of a higher epoch writes the log; this process must stop deciding."""
 
@@ -90,11 +94,14 @@ def encode(segment: Segment) -> bytes:
 
 
 def decode(data: bytes) -> Segment:
-    """Return the segment of an object's content. Raises ValueError where it is none."""
-    stored = _Stored.model_validate_json(zlib.decompress(data))
-    rows = unpack(stored.packed) if stored.packed is not None else stored.rows
+    """Return the segment of an object's content. Raises SegmentError where it is none."""
+    try:
+        stored = _Stored.model_validate_json(zlib.decompress(data))
+        rows = unpack(stored.packed) if stored.packed is not None else stored.rows
+    except (ValueError, zlib.error) as problem:
+        raise SegmentError(f"a segment of the bind log is unreadable: {problem}") from problem
     if rows is None:
-        raise ValueError("a segment of the bind log has neither rows nor packed ones")
+        raise SegmentError("a segment of the bind log has neither rows nor packed ones")
     return Segment(stored.epoch, stored.writer, rows, stored.lanes)
 
 

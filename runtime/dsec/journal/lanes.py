@@ -20,7 +20,7 @@ import structlog
 from dsec.api.base import WireModel
 from dsec.api.decisions import DecisionRecord
 from dsec.journal.bindings import Row
-from dsec.journal.bindlog import RETAIN, RETRIES, RETRY_SECONDS, BindLogReader
+from dsec.journal.bindlog import RETAIN, RETRIES, RETRY_SECONDS, BindLogReader, SegmentError
 from dsec.world.clock import Clock
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -73,12 +73,15 @@ def encode(segment: LaneSegment) -> bytes:
 
 
 def decode(data: bytes) -> LaneSegment:
-    """Return the segment of an object's content."""
-    return LaneSegment.model_validate_json(zlib.decompress(data))
+    """Return the segment of an object's content. Raises SegmentError where it is none."""
+    try:
+        return LaneSegment.model_validate_json(zlib.decompress(data))
+    except (ValueError, zlib.error) as problem:
+        raise SegmentError(f"a segment of a lane is unreadable: {problem}") from problem
 
 
 async def read_next(objects: ObjectStore, lane: str, number: int) -> LaneSegment | None:
-    """Return a segment, None where none is yet. Raises ObjectStoreError."""
+    """Return a segment, None where none is yet. Raises ObjectStoreError, SegmentError of those."""
     try:
         data, _ = await objects.get(lane_key(lane, number))
     except NotFoundError:
@@ -91,7 +94,8 @@ async def put_next(
 ) -> LaneSegment | None:
     """Write a segment under its number. Returns the other's where one is there, None: it is ours.
 
-    Raises ObjectStoreError when the store is away for about ten seconds: the outcome is unknown.
+    Raises ObjectStoreError when the store is away for about ten seconds: the outcome is unknown;
+    SegmentError where another's is there that cannot be read: ours is not.
     """
     key, data = lane_key(lane, number), encode(segment)
     for attempt in range(RETRIES):
@@ -121,6 +125,8 @@ class LanedReader(BindLogReader):
     def __init__(self, objects: ObjectStore) -> None:
         super().__init__(objects)
         self._lanes: dict[str, int] = {}
+        self._unread: dict[str, int] = {}
+        """Segments that cannot be read, by lane; each is told of once."""
 
     async def _jump(self) -> None:
         before = self.state
@@ -139,12 +145,20 @@ class LanedReader(BindLogReader):
         """Read the open lanes to their ends. Raises ObjectStoreError."""
         for gone in self._lanes.keys() - self.state.lanes.keys():
             del self._lanes[gone]
+        self._unread = {one: at for one, at in self._unread.items() if one in self.state.lanes}
         await asyncio.gather(*(self._follow(lane) for lane in list(self.state.lanes)))
 
     async def _follow(self, lane: str) -> None:
         while True:
             number = self._known(lane) + 1
-            segment = await read_next(self._objects, lane, number)
+            try:
+                segment = await read_next(self._objects, lane, number)
+            except SegmentError as problem:
+                # the leader closes such a lane; until then the log and all other lanes are read
+                if self._unread.get(lane) != number:
+                    log.warning("lane not followed", lane=lane, segment=number, error=str(problem))
+                self._unread[lane] = number
+                return
             if segment is None:
                 return
             if self._known(lane) == number - 1:

@@ -109,6 +109,25 @@ async def test_a_repack_that_dies_anywhere_loses_nothing(tmp_path: Path) -> None
     assert (await verify(await place.open(), ref.manifest)).problems == []
 
 
+async def test_an_index_that_is_damaged_is_made_again_from_the_packs(tmp_path: Path) -> None:
+    """Everything restores while it is damaged; collecting writes it anew, and loses nothing."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    place, ref = await _world(folder)
+    for info in await place.objects.list(PREFIX + "index/"):
+        await place.objects.put(info.key, b"x" * info.size)
+    repo = await place.open()
+    assert repo.damaged
+    assert (await verify(repo, ref.manifest)).problems == []
+    await repo.forget(())
+    assert not repo.damaged
+    fresh = await place.open()
+    assert not fresh.damaged
+    assert (await verify(fresh, ref.manifest)).problems == []
+    await _collect(place)
+    assert (await verify(await place.open(), ref.manifest)).problems == []
+
+
 async def test_who_saves_meanwhile_may_still_use_the_old_pack(tmp_path: Path) -> None:
     """It takes what the index knew from the pack that is emptied: that pack stays as long."""
     folder = tmp_path / "a"

@@ -66,6 +66,9 @@ async def collected(gateway: "Gateway", tenant: str, *, wait: bool) -> Collected
         with suppress(SnapshotDamagedError):
             # what is damaged stays where it is; the collector says which snapshots that breaks
             await repack(repo)
+            if repo.damaged:
+                # made anew from the packs, or no copy of it can be made either
+                await repo.forget(())
         swept = await collector.collect(wait=wait)
     except (CollectError, ObjectStoreError) as problem:
         return Collected(tenant=tenant, problem=str(problem))

@@ -299,8 +299,13 @@ class Repository:
 
         async def read(key: str) -> tuple[str, Table]:
             async with slots:
-                stored = await self.read_named(key, key.rpartition("-")[2])
-            return key, decode(unseal_whole(self.keys, stored, INDEX, key), key)
+                try:
+                    stored = await self.read_named(key, key.rpartition("-")[2])
+                    return key, decode(unseal_whole(self.keys, stored, INDEX, key), key)
+                except GoneError:
+                    raise
+                except SnapshotDamagedError:
+                    return key, Table()
 
         return dict(await asyncio.gather(*(read(key) for key in keys)))
 

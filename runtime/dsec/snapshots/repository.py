@@ -203,6 +203,8 @@ class Repository:
         Raises SnapshotDamagedError, ObjectStoreError.
         """
         await self.refresh()
+        if self.damaged:
+            await self._all_known(doomed)
         old = dict(self._known)
         tables = [*old.values(), *self._adopted]
         kept = without(joined(tables), {bytes.fromhex(name) for name in doomed})
@@ -213,6 +215,21 @@ class Repository:
             await persist(self.clock, lambda name=name: self.objects.delete(name))  # type: ignore[misc]
         self._adopted, self.damaged = [], False
         await self.refresh()
+
+    async def _all_known(self, doomed: Collection[str]) -> None:
+        """See that no pack is missed where an index object is damaged, before that is replaced.
+
+        Raises SnapshotDamagedError for one whose footer cannot be read, ObjectStoreError.
+        """
+        for info in await persist(
+            self.clock, lambda: self.objects.list(under(self.prefix, "packs/"))
+        ):
+            name = info.key.rpartition("/")[2]
+            if name not in doomed and not self.index.knows_pack(bytes.fromhex(name)):
+                raise SnapshotDamagedError(
+                    f"pack {name} is in no index, and its footer cannot be read: the index is not "
+                    f"made anew"
+                )
 
     async def create(self, key: str, body: bytes) -> None:
         """Write an object whose name is its content's: that it exists already is success."""

@@ -20,6 +20,17 @@ from dsec.scaling.nodes.offerings import CLOUD, TIERS, FleetNode, NodePhase, Run
 from dsec.scaling.nodes.state import FleetState
 from dsec.scaling.nodes.virtual import rows_of
 
+Size = tuple[int, int, int]
+"""Cards, CPU, memory."""
+
+
+@dataclass(slots=True)
+class Host:
+    """A machine that is paid for anyway. `most`: what larger work could have there, in sums."""
+
+    node: FleetNode
+    most: Size | None = None
+
 
 @dataclass(slots=True)
 class Rooms:
@@ -28,7 +39,7 @@ class Rooms:
     every: list[Ints]
     steady: list[Ints]
     """Of machines that are paid for anyway."""
-    hosts: list[FleetNode]
+    hosts: list["Host"]
     """Those machines."""
     without: list[int] = field(default_factory=list)
     """Rows of nodes that are being emptied."""
@@ -46,7 +57,7 @@ class Rooms:
             if node.phase is NodePhase.READY and not (node.leaving or empty or node.name in going):
                 names[node.offering.market].append(node.name)
                 if not cloud and not node.protected:
-                    hosts.append(node)
+                    hosts.append(Host(node))
         rows = {market: rows_of(view, names[market]) for market in TIERS if names[market]}
         steady = [some for market, some in rows.items() if market not in CLOUD]
         return cls(list(rows.values()), steady, hosts)
@@ -95,15 +106,17 @@ def making_room(
             moves.append(move)
             continue
         for host in rooms.hosts:
+            if tries <= 0:
+                return None, (), 0
+            if not _could_hold(host, one, free):
+                continue
             less = [
                 other
-                for other in host.work
+                for other in host.node.work
                 if free(other) and other.id not in gone and _size(other) < _size(one)
             ]
-            if tries <= 0 or not _could_hold(host, one, less):
-                continue
             tries -= 1
-            made = _swapped(view.fork(), (node, host), one, less, every)
+            made = _swapped(view.fork(), (node, host.node), one, less, every)
             if made is not None:
                 view, more = made
                 moves += more
@@ -169,24 +182,26 @@ def _moved(
     return Move(one.id, node.name, decision)
 
 
-def _could_hold(host: FleetNode, one: Running, less: Sequence[Running]) -> bool:
-    """Return whether a machine could hold work if only what may not make room stayed: sums."""
-    makes = {other.id for other in less}
-    cards, cpu, memory = _size(one)
-    node = host.offering.node
-    if not less or bool(cards) != bool(node.devices):
-        return False
-    for other in host.work:
-        if other.id not in makes:
-            asked = Asked.of(other.request)
-            cpu += 0 if other.paused else asked.cpu
-            memory += asked.memory
-            # parts of cards may share some: not counted here
-            cards += asked.gpus if not asked.milli else 0
-    return cpu <= node.cpu_milli and memory <= node.memory_bytes and cards <= len(node.devices)
+def _could_hold(host: Host, one: Running, free: Callable[[Running], bool]) -> bool:
+    """Return whether a machine could hold work if all that may move made room: in sums."""
+    node = host.node.offering.node
+    if host.most is None:
+        cards, cpu, memory = len(node.devices), node.cpu_milli, node.memory_bytes
+        for other in host.node.work:
+            if not free(other):
+                asked = Asked.of(other.request)
+                # parts of cards may share some: not counted here
+                cards -= asked.gpus if not asked.milli else 0
+                cpu -= 0 if other.paused else asked.cpu
+                memory -= asked.memory
+        host.most = cards, cpu, memory
+    size = _size(one)
+    return bool(size[0]) == bool(node.devices) and all(
+        wanted <= left for wanted, left in zip(size, host.most, strict=True)
+    )
 
 
-def _size(one: Running) -> tuple[int, int, int]:
+def _size(one: Running) -> Size:
     asked = Asked.of(one.request)
     return asked.gpus, asked.cpu, asked.memory
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import yaml
@@ -17,6 +17,7 @@ from dsec.local.cluster_state import ClusterState
 from pulumi_folder import ROOT, make_project, skip_without_pulumi
 
 STACK = "local"
+T = TypeVar("T")
 
 
 @dataclass
@@ -119,7 +120,15 @@ def new_stack(cluster: ClusterState, folder: Path) -> Stack:
     return made
 
 
-def wait(what: str, ask: Callable[[], bool], seconds: float = 60) -> None:
+def same(read: Callable[[], T], wanted: T, seconds: float = 120) -> None:
+    """Read what a gateway sees, which lags what is, until it is as wanted; else show both."""
+    end = time.monotonic() + seconds
+    while (found := read()) != wanted:
+        assert time.monotonic() < end, f"not within {seconds} s: {found} is not {wanted}"
+        time.sleep(0.5)
+
+
+def wait(what: str, ask: Callable[[], bool], seconds: float = 120) -> None:
     """Ask until it is so."""
     end = time.monotonic() + seconds
     while not ask():

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from dsec.cli.main import run
-from platform_stack import Stack, wait
+from platform_stack import Stack, same, wait
 from pulumi_folder import ROOT
 
 pytestmark = [
@@ -133,6 +133,28 @@ class Shell:
         found = self.data("get", "sandboxes")["items"]
         return sum(one["resources"]["cpuMilli"] for one in found if one["state"] != "ended")
 
+    def listed(self, count: int, *words: str) -> list[dict[str, Any]]:
+        """Return the sandboxes of a query, once the gateway sees so many of them run."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            items = self.data("get", "sandboxes", *words)["items"]
+            found[:] = [one for one in items if one["state"] == "running"]
+            return len(found) == count
+
+        wait(f"{count} sandboxes of {words}", there)
+        return found
+
+    def calm_milli(self) -> int:
+        """Return what the sandboxes of the stack use, once the gateway sees no others."""
+        wait("only the stack's own are left", lambda: self.owners() == OF_THE_STACK, 240)
+        return self.used_milli()
+
+    def owners(self) -> set[str]:
+        """Return the experiments whose sandboxes are not over."""
+        found = self.data("get", "sandboxes")["items"]
+        return {one["identity"]["experiment"] for one in found if one["state"] != "ended"}
+
     def gone(self, *names: str) -> None:
         """Delete experiments and wait until nothing is left of them."""
         records = {self.task(name)["metadata"]["name"] for name in names}
@@ -192,16 +214,15 @@ def test_lowered_copies_really_run(shell: Shell) -> None:
     tasks = (walk["name"], cooperation, evaluation, shares)
     for name in tasks:
         wait(f"{name} runs", lambda n=name: shell.ready(n), 90)
-    found = shell.data("get", "sandboxes", "--experiment", walk["name"], "--role", "trainer")
-    assert found["items"][0]["lastHeartbeat"], "its own program has registered it"
-    trainer = found["items"][0]["identity"]["id"]
+    (found,) = shell.listed(1, "--experiment", walk["name"], "--role", "trainer")
+    assert found["lastHeartbeat"], "its own program has registered it"
+    trainer = found["identity"]["id"]
     out, _ = shell.dsec("exec", trainer, "--", "python3", "-c", BEAT)
     assert out.split() == ["200", "walk", "trainer"]
     parts = {"sampling": "worker", "policy": "trainer", "params": "parameter-server"}
     for role, part in parts.items():
-        found = shell.data("get", "sandboxes", "--experiment", cooperation, "--role", role)
-        assert len(found["items"]) == (2 if role == "sampling" else 1)
-        one = found["items"][0]["identity"]
+        count = 2 if role == "sampling" else 1
+        one = shell.listed(count, "--experiment", cooperation, "--role", role)[0]["identity"]
         out, _ = shell.dsec("exec", one["id"], "--", "sh", "-c", WHO)
         told, end = json.JSONDecoder().raw_decode(out)
         assert (told["sandbox_id"], told["task_id"]) == (one["id"], cooperation)
@@ -255,7 +276,7 @@ def test_a_tag_is_pinned_by_the_registry(shell: Shell, tmp_path: Path) -> None:
     assert shell.status("tagged")["resolved"]["images"] == [
         {"role": "worker", "reference": f"{tagged}@{digest}", "digest": digest}
     ]
-    sandbox = shell.data("get", "sandboxes", "--experiment", "tagged")["items"][0]
+    (sandbox,) = shell.listed(1, "--experiment", "tagged")
     assert sandbox["image"] == f"{tagged}@{digest}"
     words = f"image: asked {absent}, free 0: it cannot be resolved; starts when the registry has it"
     assert _reasons(shell, "absent", "worker") == [f"{words} and answers"]
@@ -265,7 +286,7 @@ def test_a_tag_is_pinned_by_the_registry(shell: Shell, tmp_path: Path) -> None:
 def test_a_quota_edited_live_is_the_limit(shell: Shell, tmp_path: Path) -> None:
     """TEN-01: what is above the rest waits, and starts when another ends or there is more."""
     quota = shell.stack.get(TENANT)["spec"].get("quota")
-    limit = shell.used_milli() + 150
+    limit = shell.calm_milli() + 150
 
     def limited(milli: int) -> None:
         amounts = {"quota": {"nominal": {"cpuMilli": milli}}}
@@ -306,7 +327,7 @@ def test_the_four_documents(shell: Shell) -> None:
     """Unmodified: they wait for true reasons, run on simulated nodes, and leave nothing."""
     if not ORIGINALS.is_dir():
         pytest.skip("the sources' documents are not here; set DSEC_TASK_DOCUMENTS to their folder")
-    before = shell.used_milli()
+    before = shell.calm_milli()
     for letter, name in GIVEN.items():
         verb = "submit" if letter in "AC" else "apply"
         shell.dsec(verb, "-f", str(ORIGINALS / f"{letter}.yaml"))
@@ -331,12 +352,15 @@ def test_the_four_documents(shell: Shell) -> None:
         counts = {one["name"]: one["ready"] for one in roles}
         assert counts == {"sampling": 512, "policy": 1, "params": 1}
         shell.gone(*GIVEN.values())
-        assert shell.used_milli() == before
+        wait("the gateway sees what it did", lambda: shell.used_milli() == before)
         wait("the tenant uses what it did", lambda: _used(shell.stack) == before, 60)
     finally:
         shell.dsec(*sim, "remove", "--all", *cluster)
-    left = {one["metadata"]["name"] for one in shell.stack.get(NODES)["items"]}
-    assert left == {shell.stack.cluster.node_name}
+
+    def nodes() -> set[str]:
+        return {one["metadata"]["name"] for one in shell.stack.get(NODES)["items"]}
+
+    same(nodes, {shell.stack.cluster.node_name})
 
 
 def _resolved(shell: Shell, name: str) -> dict[str, Any]:

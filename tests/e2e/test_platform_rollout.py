@@ -26,7 +26,7 @@ from dsec.client import Client, DsecError, NotFoundError, UnknownOutcomeError
 from dsec.client.batch import Progress
 from dsec.local.cluster import api
 from dsec.local.processes import Identity, identify
-from platform_stack import Stack, wait
+from platform_stack import Stack, same, wait
 
 pytestmark = [
     pytest.mark.cluster,
@@ -148,6 +148,7 @@ def platform(stack: Stack) -> Iterator[World]:
 @pytest.fixture
 def world(platform: World) -> Iterator[World]:
     """Return the platform; takes away what the test made."""
+    wait("the stack's experiments run", lambda: len(platform.running()) >= OF_THE_STACK)
     dsec, before = platform.dsec, platform.running().keys()
     known = {one["metadata"]["name"] for one in dsec.list()}
     yield platform
@@ -180,8 +181,14 @@ def test_agents_come_and_go_and_no_sandbox_ends(world: World, count: int) -> Non
     name = _keep(world, count - by_key)
     wait("all run", lambda: len(world.running()) == len(others) + count, 240)
     ids = world.running().keys() - others
-    before = world.processes(ids)
-    assert all(len(pair) == 2 for pair in before.values())
+    before: dict[str, tuple[Identity, ...]] = {}
+
+    def begun() -> bool:
+        # a sandbox runs from its registration on, a moment before its command does
+        before.update(world.processes(ids))
+        return all(len(pair) == 2 for pair in before.values())
+
+    wait("each has its command", begun)
 
     def delete_pod() -> None:
         (pod,) = world.pods("agent").values()
@@ -190,8 +197,12 @@ def test_agents_come_and_go_and_no_sandbox_ends(world: World, count: int) -> Non
 
     for act in (delete_pod, lambda: world.roll("daemonsets", "dsec-agent")):
         _without_harm(world, act, ids, before)
-    status = world.dsec.get(name)["status"]
-    assert (status["ready"], status.get("ended", 0)) == (count - by_key, 0)
+
+    def counted() -> tuple[int, int]:
+        status = world.dsec.get(name)["status"]
+        return status["ready"], status.get("ended", 0)
+
+    same(counted, (count - by_key, 0))
     again = world.dsec.create_batch(creates)
     assert [one.id for one in again] == [one.id for one in answers]
     assert {one.outcome for one in again} == {"exists"}
@@ -364,7 +375,7 @@ def test_programs_do_not_notice_a_new_gateway(world: World) -> None:
         assert len(made) < 150, "the roll-out does not end"
     assert len(set(made.values())) == len(made)
     assert {key: _settled(world, key, unsure) for key in made} == made
-    assert world.live() - others == {stays, *made.values()}
+    same(lambda: world.live() - others, {stays, *made.values()})
     LOG.info("%d turns; unsure: %s; exec could not say: %s", len(made), unsure, refused)
 
 

@@ -12,6 +12,7 @@ from dsec.providers.onprem import OnPremProvider
 from dsec.providers.power import PowerState
 from dsec.providers.weather import Weather
 from elastic_world import EIGHT, Cloud, pool, running, said, scaling, submit
+from saving import Saving
 from sim_world import Sim
 
 
@@ -317,5 +318,70 @@ def test_own_machines_are_switched_on_for_work_and_parked_after_it(
             assert status["nodes"] == []
             again = await submit(sim, "more", 2)
             await sim.until(lambda: running(sim, again) == 2, 900)
+
+    simulate(scenario)
+
+
+def test_a_node_is_emptied_by_moves_and_given_back(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two half-used nodes become one: running work moves with its state, and nothing is ended."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            cloud = Cloud(sim, Weather(boot=(20.0, 30.0), out={}))
+            await sim.records.create(pool())
+            sim.start_controller()
+            await sim.ready()
+            kept = []
+            for number in range(2):
+                policy = {"kinds": ["state"]}
+                kept.append(await submit(sim, f"stay-{number}", 1, cpu=3000, snapshot=policy))
+                await submit(sim, f"go-{number}", 1, cpu=5000)
+                await sim.until(lambda: running(sim, kept[-1]) == 1, 900)
+            assert len(sim.agents) == 2
+            ids = set(sim.live())
+            for number in range(2):
+                await sim.client.delete(f"/v1/projects/lab/experiments/go-{number}")
+            await sim.until(lambda: len(sim.agents) == 1, 1800)
+            assert [running(sim, uid) for uid in kept] == [1, 1]
+            assert set(sim.live()) < ids, "the same sandboxes go on"
+            ((_, _, ran),) = saving.restored
+            assert ran > 60
+            text = " ".join(await said(sim))
+            assert "1 sandbox moves to other nodes; saves" in text
+            assert len(await cloud.bill()) == 2
+
+    simulate(scenario)
+
+
+def test_what_saves_its_state_moves_off_a_spot_node_in_time(
+    simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a notice it goes to the replacement under its id, where there is time for that."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            stormy = Weather(boot=(20.0, 30.0), out={}, hazard_per_hour=6.0, seed=3)
+            cloud = Cloud(sim, stormy)
+            await sim.records.create(pool(markets=["spot"]))
+            sim.start_controller()
+            await sim.ready()
+            policy = {"kinds": ["state"]}
+            uid = await submit(sim, "burst", 1, taskClass="preemptible", snapshot=policy)
+            await sim.until(lambda: running(sim, uid) == 1, 400)
+            (id_,) = sim.live()
+            await sim.until(lambda: saving.restored, 4 * 3600)
+            await sim.until(lambda: running(sim, uid) == 1, 600)
+            assert list(sim.live()) == [id_], "it goes on under its id"
+            assert saving.reasons[0] == "move"
+            ((lineage, _, ran), *_) = saving.restored
+            assert lineage == f"exp/{uid}/worker/0"
+            assert ran > 30, "it goes on where it was"
+            assert len(await cloud.bill()) == 2, "the replacement was bought first"
 
     simulate(scenario)

@@ -169,6 +169,7 @@ class Buyer:
             self._regions,
             rounds.planner.view,
             self.carrier.can_move,
+            self.carrier.mover.moved_at.get,
         )
 
     def _regions(self, binding: Binding) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ def _makes(pool: str, fleet: Fleet) -> dict[str, Node]:
 class Seen:
     """What the leader sees of work: `paused` are ids at rest, `waited` seconds in the queue.
 
-    `movable`: whether something can go on elsewhere now.
+    `movable`: whether something can go on elsewhere now; `moved_at`: when it did last, in UTC
+    seconds.
     """
 
     waiting: Sequence[Binding]
@@ -115,6 +116,7 @@ class Seen:
     regions: Callable[[Binding], tuple[str, ...]]
     view: ClusterView
     movable: Callable[[str], bool] = lambda _id: False
+    moved_at: Callable[[str], float | None] = lambda _id: None
 
 
 def fleet_state(
@@ -272,6 +274,7 @@ def _work(name: str, bound: Bindings, seen: Seen) -> tuple[Running, ...]:
             (one.bound_at or one.at).timestamp(),
             one.needs.task_class,
             movable=seen.movable(one.id),
+            last_moved_at=seen.moved_at(one.id),
             paused=one.id in seen.paused,
             devices=tuple(one.spec.devices),
             cpus=tuple(one.spec.cpus),

@@ -97,6 +97,8 @@ class Mover:
         self._adopted = False
         self.moved = 0
         """Sandboxes moved in this term."""
+        self.moved_at: dict[str, float] = {}
+        """When each did last, in UTC seconds; what has ended is forgotten."""
 
     async def run(self) -> None:
         """Follow what is under way. Raises FencedError, ObjectStoreError: the term is over then."""
@@ -372,6 +374,9 @@ class Mover:
             # it rested for want of room, and goes on when there is room, as all that rests
             self._dispatcher.turn(move.target, move.id, pause=True, message="it rested before")
         self.moved += 1
+        live = self._log.state.bound
+        self.moved_at = {one: at for one, at in self.moved_at.items() if one in live}
+        self.moved_at[move.id] = self._clock.now().timestamp()
         self._tell("moved", moving, binding)
 
     async def _back(self, moving: Moving, why: str) -> None:

@@ -210,8 +210,9 @@ class Carrier:
         if left > LAST_S:
             away(self.mover, held.name, work, words.partition(";")[0])
         for binding in work:
-            if left > LAST_S and binding.id in self.mover.under_way:
-                continue
+            moves = binding.id in self.mover.under_way or self.can_move(binding.id)
+            if left > LAST_S and moves:
+                continue  # it runs until there is a place for it
             known = self.fleet.status(binding.id, held.name)
             gone = known is not None and known.state in OUT
             if not gone and not self.dispatcher.stopping(held.name, binding.id):

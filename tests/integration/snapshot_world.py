@@ -1,5 +1,6 @@
 """A gateway with a store of snapshots for agent tests: real repositories, in memory."""
 
+import asyncio
 import base64
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,6 +221,13 @@ class Site:
         ]
         found = sorted([*shipped, *waiting], key=lambda row: row["seq"])
         return [row["body"] for row in found if row["kind"] == kind]
+
+    async def row(self, sandbox: str, kind: str) -> dict[str, Any]:
+        """Wait for the first row of one kind, and return its body."""
+        async with asyncio.timeout(60):
+            while not (found := await self.rows(sandbox, kind)):  # noqa: ASYNC110 - a file tells it
+                await asyncio.sleep(0.02)
+        return found[0]
 
     async def kinds(self, sandbox: str) -> list[str]:
         """Return the kinds of a sandbox's rows in order, once all are shipped."""

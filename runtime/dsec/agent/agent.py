@@ -515,6 +515,7 @@ class Agent:
 
     def _event(self, entry: Entry, kind: str, body: dict[str, Any]) -> None:
         """Queue the row of something that happened to a sandbox, with the entry as it is."""
+        self.metrics.happened(kind, body)
         seq, now = self.spool.next_seq(), self.clock.now()
         row = rows.event_row(entry, kind, body, boot_id=self.boot_id, seq=seq, now=now)
         self.spool.append({"row": row, "put": rows.dump_entry(entry)})

@@ -1,6 +1,7 @@
 """Prometheus metrics of an agent process, on a registry of their own. Labels are of small sets."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,6 +13,9 @@ from dsec.api.wire import CreateAnswer
 
 CREATE_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 """Bounds of the histogram: from a warm start to a slow pull."""
+HELD_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SNAPSHOT = "snapshot-"
+"""How the kinds of rows about snapshots begin; what follows is what happened."""
 
 
 class Metrics:
@@ -42,6 +46,27 @@ class Metrics:
             buckets=CREATE_SECONDS,
             registry=self.registry,
         )
+
+        self._snapshots = Counter(
+            "dsec_agent_snapshots_total",
+            "Snapshots by outcome: taken, kept (waits for a gateway), deferred, failed; restored, "
+            "damaged, none, away.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._held = Histogram(
+            "dsec_agent_snapshot_held_seconds",
+            "Time that programs stood still for one snapshot.",
+            buckets=HELD_SECONDS,
+            registry=self.registry,
+        )
+
+    def happened(self, kind: str, body: dict[str, Any]) -> None:
+        """Count what a row of the journal tells about a snapshot."""
+        if kind.startswith(SNAPSHOT):
+            self._snapshots.labels(kind.removeprefix(SNAPSHOT)).inc()
+        if "heldSeconds" in body:
+            self._held.observe(body["heldSeconds"])
 
     def answered(self, answer: CreateAnswer) -> None:
         """Count an answer to a create that was new here."""

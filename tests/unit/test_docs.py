@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 from dsec.api.reasons import EndReason
+from dsec.api.sandbox import Identity, Resources, SandboxSpec
+from dsec.api.snapshot import SnapshotKind, SnapshotPlan
 from dsec.cli.main import COMMANDS, app
+from dsec.controllers.moving import Limits
+from dsec.controllers.specs import movable
 from dsec.placement.backfill import BackfillRules
 from typer.main import get_command
 
@@ -83,10 +87,21 @@ def test_on_call_tells_the_times_of_backfill() -> None:
         assert f" {seconds:.0f} s" in row
 
 
-def test_what_scope_says_of_moves_holds() -> None:
-    """No program makes a mover; once one does, the page has to change."""
-    assert "No program has a mover yet" in (ROOT / "docs/scope.md").read_text()
-    makes = re.compile(r"\bmover=|def move\(self, move: Move\)")
-    modules = (ROOT / "runtime/dsec").rglob("*.py")
-    found = {one.name for one in modules if makes.search(one.read_text())}
-    assert found == {"compaction.py"}, "the protocol alone"
+def test_what_is_said_of_moves_holds() -> None:
+    """How many moves at once, and which kinds of snapshots carry one."""
+    page, limits = (ROOT / "docs/snapshots.md").read_text(), Limits()
+    assert f"At most {limits.at_once} moves are under way at once, {limits.per_node} from" in page
+    saves = "what saves state of kind `state` or `disk`"
+    assert saves in (ROOT / "docs/scope.md").read_text()
+    assert {one for one in SnapshotKind if moves_by(one)} == {SnapshotKind.STATE, SnapshotKind.DISK}
+
+
+def moves_by(kind: SnapshotKind) -> bool:
+    """Return whether a sandbox that saves this alone can move."""
+    spec = SandboxSpec(
+        identity=Identity(id="sb-" + "0" * 26, tenant="t", project="p"),
+        image="base",
+        resources=Resources(cpu_milli=1, memory_bytes=1 << 20),
+        snapshot=SnapshotPlan(kinds=[kind]),
+    )
+    return movable(spec)

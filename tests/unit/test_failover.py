@@ -11,6 +11,7 @@ import pytest
 from dsec.api.failover import FailoverAnswer, FailoverCall
 from dsec.api.records import Experiment
 from dsec.api.status import OverrideKind
+from dsec.controllers.homes import Homes
 from dsec.controllers.replicator import Replicator
 from dsec.controllers.specs import origin_of
 from dsec.gateway.regions import _Failover
@@ -218,9 +219,8 @@ async def _side(place: Region, other: Region) -> Side:
         return other.objects
 
     history = HistoryWriter(place.objects, place.clock, node="controller", boot_id="1")
-    one = Replicator(
-        records, place.objects, place.clock, place.randomness, caches, history, place.name, stores
-    )
+    homes = Homes(records, place.objects, place.clock, caches, history, place.name)
+    one = Replicator(records, place.objects, place.clock, place.randomness, homes, stores)
     return Side(place, records, one, caches, tasks)
 
 

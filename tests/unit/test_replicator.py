@@ -8,6 +8,7 @@ from dsec.api.meta import condition_of
 from dsec.api.records import Experiment, ReplicationPolicy
 from dsec.api.replication import REPLICATE_NOW, ReplicationDestination
 from dsec.api.status import OverrideKind
+from dsec.controllers.homes import Homes
 from dsec.controllers.replicator import Replicator
 from dsec.journal.history import HistoryWriter
 from dsec.snapshots.homes import Home, take_home
@@ -88,7 +89,8 @@ async def _world(*records: dict[str, Any]) -> World:
         return objects
 
     history = HistoryWriter(a.objects, clock, node="controller", boot_id="1")
-    one = Replicator(store, a.objects, clock, a.randomness, caches, history, "a", stores)
+    homes = Homes(store, a.objects, clock, caches, history, "a")
+    one = Replicator(store, a.objects, clock, a.randomness, homes, stores)
     return World(store, one, a, b, away, tasks)
 
 
@@ -149,6 +151,30 @@ async def test_a_destination_that_is_away_is_said_and_what_was_known_stays() -> 
     await world.end()
 
 
+async def test_a_fault_of_ours_is_said_and_ends_no_term() -> None:
+    """What a store does that nobody thought of is in the condition; the loop goes on."""
+    world = await _world(POLICY)
+    await save(await world.a.open(), [b"one"])
+
+    usual = world.b.objects.list
+
+    async def list_wrong(prefix: str, *, start_after: str = "") -> list[Any]:
+        if prefix.endswith("/packs/"):
+            raise KeyError(prefix)
+        found: list[Any] = await usual(prefix, start_after=start_after)
+        return found
+
+    world.b.objects.list = list_wrong
+    policy = await world.look()
+    ready = condition_of(policy.status.conditions, "Ready")
+    assert ready is not None
+    assert "b: a fault of dsec: KeyError" in ready.message
+    del world.b.objects.list
+    world.a.clock.time += 3600
+    assert (await world.look()).status.destinations[0].sent_snapshots == 1
+    await world.end()
+
+
 async def test_residency_leaves_no_silent_copy() -> None:
     """A task bound to a region keeps the shared repository at home, also after it is gone."""
     bound = {**EXPERIMENT, "spec": {**EXPERIMENT["spec"], "residency": ["a"]}}  # type: ignore[dict-item]
@@ -163,7 +189,7 @@ async def test_residency_leaves_no_silent_copy() -> None:
         assert await world.b.objects.list("") == []
         # the record goes, what it kept stays where it may be
         await world.records.delete("Experiment", "ppo", "p")
-        while world.one.caches["Experiment"].all():  # noqa: ASYNC110 - a cache tells nobody
+        while world.one.homes.caches["Experiment"].all():  # noqa: ASYNC110 - a cache tells nobody
             await asyncio.sleep(0.01)
         world.a.clock.time += 4000
     await world.end()

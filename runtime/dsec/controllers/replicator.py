@@ -15,9 +15,8 @@ from datetime import timedelta
 import structlog
 from pydantic import ValidationError
 
-from dsec.api.meta import ConditionStatus
 from dsec.api.mistakes import mistakes_of
-from dsec.api.records import Experiment, ReplicationPolicy, Tenant
+from dsec.api.records import ReplicationPolicy
 from dsec.api.replication import (
     REPLICATE_NOW,
     DeleteRule,
@@ -28,32 +27,25 @@ from dsec.api.replication import (
     ReplicationPolicyStatus,
 )
 from dsec.api.snapshot import SnapshotRef
-from dsec.api.status import ExperimentCondition, Override, OverrideKind
+from dsec.controllers.homes import Homes
 from dsec.controllers.outside import World
 from dsec.controllers.replication_status import Outcome, after_cycle, invalid
 from dsec.journal.history import HistoryWriter
 from dsec.rules.replication import mistakes
-from dsec.snapshots.bounds import remember
-from dsec.snapshots.cards import Card, write_card
-from dsec.snapshots.failover import RESTORE_FROM, returning
-from dsec.snapshots.homes import Home
-from dsec.snapshots.layout import prefix_of, under
 from dsec.snapshots.limits import Pace
 from dsec.snapshots.refs import list_refs
 from dsec.snapshots.replicating import (
-    REPOSITORY,
     Copied,
     Copier,
     Deletes,
     RepositoryConflictError,
 )
-from dsec.snapshots.routing import Barred, Residency, Route, routes
+from dsec.snapshots.routing import Barred, Route, routes
 from dsec.snapshots.surety import Surety
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness, until
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError
+from dsec.world.objects import ObjectStore, ObjectStoreError
 from dsec.world.records import (
-    Record,
     RecordConflictError,
     RecordNotFoundError,
     Records,
@@ -62,11 +54,12 @@ from dsec.world.records import (
 from dsec.world.remote import OpenStore
 
 LOOK_SECONDS = 10.0
+HOMES_SECONDS = 30.0
+"""How soon a region that was away for less than its own restart learns what others took."""
 CONTINUOUS_PAUSE = 5.0
 """Between two cycles of a continuous policy: a list of both sides costs requests."""
 RETURN_SECONDS = 20.0
 """A region that comes back asks the others for so long before it goes on without their answer."""
-PARKED_BY = "failover"
 
 log = structlog.get_logger()
 
@@ -88,21 +81,16 @@ class Replicator:
     objects: ObjectStore
     clock: Clock
     randomness: Randomness
-    caches: Mapping[str, Cache]
-    history: HistoryWriter
-    region: str
+    homes: Homes
     stores: OpenStore | None = None
     returned: asyncio.Event = field(default_factory=asyncio.Event)
     standing: dict[tuple[str, str], DestinationStatus] = field(default_factory=dict)
     """By policy and region, for metrics."""
     sent_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _running: dict[str, Running] = field(default_factory=dict)
-    _carded: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    _parked: dict[str, Home] = field(default_factory=dict)
     _surety: dict[str, Surety] = field(default_factory=dict)
-    _unread: tuple[str, ...] = ()
-    _known: set[str] = field(default_factory=set)
-    """Repositories that exist."""
+    _learned: float | None = None
+    """When it last asked the other regions."""
 
     async def first(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do work once it is known what of it lives elsewhere."""
@@ -135,12 +123,12 @@ class Replicator:
             while self.stores is not None:
                 try:
                     await self._learn_homes(await self._policies())
-                    if not self._unread:
+                    if not self.homes.unread:
                         break
                 except (ObjectStoreError, RecordsError) as problem:
                     log.warning("cannot learn what other regions took", error=str(problem))
                 if left() <= 0:
-                    log.warning("going on without word of regions", regions=list(self._unread))
+                    log.warning("going on without word of regions", regions=list(self.homes.unread))
                     break
                 await self.clock.sleep(1.0)
         finally:
@@ -154,42 +142,8 @@ class Replicator:
                 others.setdefault(one.region, await self._store(one))
             except (ObjectStoreError, RecordsError):
                 unread.add(one.region)
-        if not others and not unread:
-            self._unread = ()
-            return
-        roots = {f"exp/{record['metadata']['uid']}" for record in self.caches["Experiment"].all()}
-        found = await returning(
-            self.objects, others, await self._repositories(), roots, here=self.region
-        )
-        self._unread = tuple(sorted(unread | set(found.unread)))
-        self._parked = dict(found.parked)
-        for record in self.caches["Experiment"].all():
-            home = self._parked.get(f"exp/{record['metadata']['uid']}")
-            if home is not None:
-                await self._park(record, home)
-
-    async def _park(self, record: Record, home: Home) -> None:
-        """Freeze an experiment that another region has; its scene stays."""
-        experiment = Experiment.model_validate(record)
-        if any(one.kind is OverrideKind.FREEZE for one in experiment.status.overrides):
-            return
-        by = f"{PARKED_BY}: home is {home.region} since epoch {home.epoch}"
-        fresh = Override(kind=OverrideKind.FREEZE, by=by, at=self.clock.now())
-        kept = [*experiment.status.overrides, fresh]
-        wire = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in kept]
-        status = {**(record.get("status") or {}), "overrides": wire}
-        try:
-            written = await self.records.replace_status({**record, "status": status})
-        except (RecordConflictError, RecordNotFoundError):
-            return  # it changed: the next look sees it as it is then
-        self.caches["Experiment"].put(written)
-        self.history.add(
-            "parked",
-            experiment=experiment.metadata.name,
-            project=experiment.metadata.namespace,
-            region=home.region,
-            home_epoch=home.epoch,
-        )
+        if others or unread:
+            await self.homes.learn(others, sorted(unread))
 
     # ------------------------------------------------------------------ one look
 
@@ -202,8 +156,11 @@ class Replicator:
             self.standing = {key: row for key, row in self.standing.items() if key[0] != name}
         if not policies:
             return
-        await self._learn_homes(policies)
-        await self._keep_cards()
+        now = self.clock.monotonic()
+        if self._learned is None or now - self._learned >= HOMES_SECONDS:
+            await self._learn_homes(policies)
+            self._learned = now
+        await self.homes.keep_cards()
         for policy in policies:
             await self._follow(policy)
 
@@ -224,7 +181,7 @@ class Replicator:
 
     async def _follow(self, policy: ReplicationPolicy) -> None:
         meta, spec = policy.metadata, policy.spec
-        wrong = mistakes(spec, region=self.region)
+        wrong = mistakes(spec, region=self.homes.region)
         if wrong:
             why = "; ".join(str(one) for one in wrong)
             status = invalid(policy.status, why, generation=meta.generation, now=self.clock.now())
@@ -233,9 +190,6 @@ class Replicator:
         running = self._running.get(meta.name)
         if running is not None and not running.task.done():
             return
-        if running is not None and (problem := running.task.exception()) is not None:
-            # nothing that a store can do ends here: it is a fault of ours, and the term's
-            raise problem
         asked = meta.annotations.get(REPLICATE_NOW, "")
         if self._due(policy, running) or asked != policy.status.handled:
             task = asyncio.ensure_future(self._cycle(policy, asked))
@@ -267,6 +221,10 @@ class Replicator:
         except (ObjectStoreError, RecordsError) as problem:
             log.warning("no cycle of copies", policy=name, error=str(problem))
             return
+        except Exception:
+            # what records hold can be anything, too
+            log.exception("no cycle of copies", policy=name)
+            return
         for one in outcomes:
             sent = sum(copied.bytes for copied in one.copied)
             key = name, one.region
@@ -288,48 +246,9 @@ class Replicator:
         await self._write(name, status)
 
     async def _routes(self, spec: ReplicationPolicySpec) -> tuple[list[Route], list[Barred]]:
-        repositories = await self._repositories()
-        residency = await self.residency(repositories)
-        return routes(spec, repositories, residency, home=self.region)
-
-    async def residency(self, repositories: Sequence[str]) -> Residency:
-        """Return where data may be, by the records and by what is remembered beside it."""
-        tenants = {
-            record["metadata"]["name"]: Tenant.model_validate(record).spec
-            for record in self.caches["Tenant"].all()
-        }
-        owners = {project: name for name, one in tenants.items() for project in one.projects}
-        named: dict[str, set[tuple[str, ...]]] = {}
-        for record in self.caches["Experiment"].all():
-            regions = (record.get("spec") or {}).get("residency") or ()
-            owner = owners.get(record["metadata"].get("namespace", ""))
-            if owner and regions and set(regions) != set(tenants[owner].residency):
-                named.setdefault(owner, set()).add(tuple(sorted(regions)))
-        tighter = {}
-        for tenant in tenants:
-            prefix = prefix_of(tenant)
-            if prefix in repositories:
-                tighter[tenant] = await remember(self.objects, prefix, named.get(tenant, set()))
-        return Residency({name: one.residency for name, one in tenants.items()}, tighter)
-
-    async def _repositories(self) -> list[str]:
-        """Return the repositories of tenants that exist: their names are known, none is listed."""
-        wanted = set()
-        for record in self.caches["Tenant"].all():
-            name = record["metadata"]["name"]
-            usual = (record.get("spec") or {}).get("residency") or ()
-            wanted.add(prefix_of(name))
-            wanted |= {
-                prefix_of(name, (one.get("spec") or {}).get("residency") or (), usual)
-                for one in self.caches["Experiment"].all()
-            }
-        for prefix in sorted(wanted - self._known):
-            try:
-                await self.objects.size(under(prefix, REPOSITORY))
-            except NotFoundError:
-                continue
-            self._known.add(prefix)
-        return sorted(self._known)
+        repositories = await self.homes.repositories()
+        residency = await self.homes.residency(repositories)
+        return routes(spec, repositories, residency, home=self.homes.region)
 
     async def _destination(
         self, policy: ReplicationPolicy, to: ReplicationDestination, found: Sequence[Route]
@@ -345,6 +264,10 @@ class Replicator:
             outcome.conflict = str(problem)
         except (ObjectStoreError, RecordsError) as problem:
             outcome.away = str(problem)
+        except Exception as problem:
+            # what lies in a store can be anything: one policy's fault must not end a leader's term
+            log.exception("copies fail", policy=policy.metadata.name, region=to.region)
+            outcome.away = f"a fault of dsec: {problem!r}"
         return outcome
 
     async def _copy(
@@ -396,68 +319,10 @@ class Replicator:
         for row in fresh.destinations:
             self.standing[name, row.region] = row
 
-    # ------------------------------------------------------------------ cards
-
-    async def _keep_cards(self) -> None:
-        """Write what another region needs of each experiment that keeps snapshots."""
-        tenants = {
-            project: record["metadata"]["name"]
-            for record in self.caches["Tenant"].all()
-            for project in (record.get("spec") or {}).get("projects") or ()
-        }
-        repositories = frozenset(await self._repositories())
-        for record in self.caches["Experiment"].all():
-            card = self._card(record, tenants)
-            if card is None or prefix_of(card.tenant) not in repositories:
-                continue
-            mark = card.generation, card.ended
-            if self._carded.get(card.root) != mark:
-                await write_card(self.objects, prefix_of(card.tenant), card)
-                self._carded[card.root] = mark
-
-    def _card(self, record: Record, tenants: Mapping[str, str]) -> Card | None:
-        meta = record["metadata"]
-        tenant, root = tenants.get(meta.get("namespace", "")), f"exp/{meta['uid']}"
-        if tenant is None or root in self._parked or not (record.get("spec") or {}).get("snapshot"):
-            return None
-        return Card(
-            root=root,
-            tenant=tenant,
-            project=meta.get("namespace", ""),
-            name=meta["name"],
-            region=self.region,
-            generation=int(meta.get("generation", 1)),
-            origin=(meta.get("annotations") or {}).get(RESTORE_FROM, ""),
-            ended=_ended(record),
-            record={
-                "apiVersion": record.get("apiVersion"),
-                "kind": record.get("kind"),
-                "metadata": {key: meta[key] for key in ("labels", "annotations") if meta.get(key)},
-                "spec": record.get("spec", {}),
-            },
-            at=self.clock.now(),
-        )
-
 
 def replicator(world: World, caches: Mapping[str, Cache], history: HistoryWriter) -> Replicator:
     """Return the replicator of one term."""
+    homes = Homes(world.records, world.objects, world.clock, caches, history, world.region)
     return Replicator(
-        world.records,
-        world.objects,
-        world.clock,
-        world.randomness,
-        caches,
-        history,
-        world.region,
-        world.stores,
-    )
-
-
-def _ended(record: Record) -> bool:
-    """Return whether an experiment has nothing to continue."""
-    conditions = (record.get("status") or {}).get("conditions") or ()
-    return bool(record["metadata"].get("deletionTimestamp")) or any(
-        one.get("type") == ExperimentCondition.COMPLETED.value
-        and one.get("status") == ConditionStatus.TRUE.value
-        for one in conditions
+        world.records, world.objects, world.clock, world.randomness, homes, world.stores
     )

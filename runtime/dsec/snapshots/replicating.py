@@ -246,21 +246,22 @@ class Copier:
         raise _BadError(f"no answer: {problem}") from problem
 
     async def _put(self, key: str, data: bytes) -> bool:
-        """Write a body whose name holds its hash; False: it was there, whole."""
-        fresh = True
+        """Write a body whose name holds its hash; False: it was there, whole.
+
+        What is stored too short without an error is found by the list that follows all writes.
+        """
         try:
             await self.target.put_if_absent(key, data)
         except PreconditionError:
-            fresh = False
+            if await self._size(key) == len(data):
+                return False
         except ObjectStoreError:
             # written or not: its size tells
             if await self._size(key) != len(data):
                 raise
-        if await self._size(key) == len(data) and not (self.read_back and fresh):
-            return fresh
-        if self.read_back and fresh:
-            stored, _ = await self.target.get(key)
-            if stored == data:
+            return True
+        else:
+            if not self.read_back or (await self.target.get(key))[0] == data:
                 return True
         # cut short on its way in: the name says what belongs there, so it may be replaced
         await self.target.put(key, data)

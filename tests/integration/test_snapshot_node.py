@@ -19,6 +19,7 @@ from dsec.agent.capture import held_still
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec
 from dsec.api.snapshot import Consistency, RestoreFrom, SnapshotKind, SnapshotPlan
+from dsec.world.substrate import SubstrateError
 from snapshot_world import PREFIX, Site, SnapshotGateway, lineage
 from substrate_world import World, world
 
@@ -169,6 +170,50 @@ async def test_a_snapshot_that_is_due_while_a_file_is_written_waits_for_the_mark
         two.spec("cat", "/workspace/run/state.json", restore=RestoreFrom(lineage=lineage(box)))
     )
     assert json.loads(text)["step"] == refs[1].meta["step"]
+
+
+MAPPED = """
+import json, mmap, struct, urllib.request
+file = open("/workspace/mapped", "w+b"); file.truncate(16 << 20)
+memory, step = mmap.mmap(file.fileno(), 0), 0
+memory.write(b"x" * (16 << 20))
+while True:
+    step += 1
+    for place in (5000, 15_000_000):
+        memory[place : place + 8] = struct.pack("<q", step)
+    mark = json.dumps({"step": step}).encode()
+    url = "http://ctrl-plane:8080/v1/snapshot/mark"
+    urllib.request.urlopen(urllib.request.Request(url, mark), timeout=60).read()
+    print(step, flush=True)
+"""
+READ = """
+import struct
+file = open("/workspace/mapped", "rb")
+for place in (5000, 15_000_000):
+    file.seek(place); print(struct.unpack("<q", file.read(8))[0])
+"""
+
+
+async def test_what_is_written_through_mapped_memory_is_copied_as_of_the_mark(two: Two) -> None:
+    """It changes after the first pass without a new time of the file, again and again."""
+    spec = two.spec("python3", "-c", MAPPED, snapshot=plan(**MARKS))
+    box = await two.here.create(spec)
+    await two.first.said(box, b"20\n")
+    for _ in range(2):
+        ref = await two.here.snapshot(box)
+        again = two.spec("python3", "-c", READ, restore=RestoreFrom(lineage=lineage(box)))
+        assert (await two.sh(again)).split() == [str(ref.meta["step"])] * 2
+
+
+async def test_what_is_destroyed_while_it_is_copied_is_no_snapshot(two: Two) -> None:
+    """Whoever is killed is thawed first: nothing says that its files belong together."""
+    box = await two.here.create(two.spec("sleep", "1000"))
+    capture = two.first.substrate.capture(box, SnapshotKind.DISK, [], still=True)
+    await two.here.close()
+    await capture.__aenter__()
+    await two.first.substrate.destroy(box)
+    with pytest.raises(SubstrateError, match="was destroyed while it was copied"):
+        await capture.__aexit__(None, None, None)
 
 
 async def test_a_program_without_marks_gets_a_notice_and_holds_its_writes(two: Two) -> None:

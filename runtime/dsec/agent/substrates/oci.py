@@ -338,6 +338,10 @@ class OciSubstrate:
                     await held.enter_async_context(capture.held_still(self.launcher.init, roots[0]))
                 found = held.enter_context(capture.trees(roots, kind, paths))
                 yield Captured(found, self._digest(live), dated=loop)
+                if still and live.record.init_pid() is None:
+                    # who is killed is thawed first, and may have written
+                    why = f"{sandbox_id} was destroyed while it was copied"
+                    raise SubstrateError(EndReason.INFRASTRUCTURE, why)
 
     @asynccontextmanager
     async def _frozen(self, live: _Live) -> AsyncIterator[None]:

@@ -97,6 +97,7 @@ bench-placement: setup ## Decisions a second, their latency, and the same beside
 
 bench-snapshot: setup ## Snapshots beside restic, borg, rclone and a plain copy (SNAPSHOT_OPTIONS="--cases new --runs 5")
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_snapshot.py $(SNAPSHOT_OPTIONS)
+	$(BIN)/pytest -q -s tests/sim/test_sim_moves.py -k w02 | grep -E '^(FIGURE|40 |  )|passed|failed'
 
 bench-%: setup ## One benchmark of tests/bench, for example make bench-create
 	$(BIN)/pytest tests/bench/bench_$*.py --timeout 3600

@@ -6,6 +6,7 @@ shows in a number.
 
 import sys
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from test_sim_preemption import submit
 
 STATE = {"kinds": ["state"], "intervalSeconds": 300}
 GB = 10**9
+SEVEN_MINUTES = 7 * 60
 BIG = Profile(
     name="big", cpu_milli=96_000, memory_bytes=512 << 30, boot=(0.2, 0.5), register=(0.1, 0.2)
 )
@@ -239,6 +241,19 @@ def test_a_leader_killed_amid_a_drain_leaves_one_copy_of_each(
     simulate(scenario)
 
 
+def tell(moved: list[Any], took: float) -> None:
+    """Print what a batch of moves took, step by step, as the benchmarks do."""
+    lines = [f"40 sandboxes of 50 GB moved in {took:.0f} s of the simulator's time"]
+    for step in ("saveSeconds", "uploadSeconds", "rebuildSeconds", "restoreSeconds", "awaySeconds"):
+        each = sorted(float(one.body[step]) for one in moved)
+        lines.append(
+            f"  {step}: least {each[0]:.1f}, median {median(each):.1f}, most {each[-1]:.1f}"
+        )
+    met = "yes" if took < SEVEN_MINUTES else "no"
+    lines.append(f"FIGURE migrate_40_s={took:.3f} target={SEVEN_MINUTES} met={met} unit=s runs=1")
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+
+
 def test_w02_forty_sandboxes_move_in_a_batch(simulate: Simulate, monkeypatch: Patch) -> None:
     """W-02, SNAP-13, SNAP-14: 40 of 50 GB each, with limits, in less than seven minutes."""
 
@@ -255,14 +270,13 @@ def test_w02_forty_sandboxes_move_in_a_batch(simulate: Simulate, monkeypatch: Pa
             begun = sim.clock.monotonic()
             await drain(sim, "old")
             gone = lambda: all(node != "old" for node, *_ in where(sim, uid))  # noqa: E731 - short
-            await settled(sim, lambda: gone() and len(where(sim, uid)) == 40, 7 * 60)
+            await settled(sim, lambda: gone() and len(where(sim, uid)) == 40, SEVEN_MINUTES)
             took = sim.clock.monotonic() - begun
             moved = await rows(sim, "moved")
             each = sorted(one.body["awaySeconds"] for one in moved)
-            words = f"moved in {took:.0f} s; half of them were away for {each[20]:.0f} s"
-            sys.stdout.write(f"40 sandboxes of 50 GB {words}\n")
+            tell(moved, took)
             assert len(moved) == 40
-            assert took < 7 * 60
+            assert took < SEVEN_MINUTES
             assert 80 < each[0] <= each[-1] < 110, "about 90 s for 50 GB (SNAP-13)"
             assert len(saving.restored) == 40
             assert all(ran > 100 for *_, ran in saving.restored), "no lost step"

@@ -242,7 +242,10 @@ class Dispatcher:
             asked = {b.id for b in due}
             answers = await watch.client.create(self._epoch, [b.spec for b in due])
             answers = [answer for answer in answers if answer.id in asked]
-            self.confirm(node, [answer.id for answer in answers if answer.accepted])
+            taken = [answer.id for answer in answers if answer.accepted]
+            self.confirm(node, taken)
+            # what comes back to a node is not what was to end there
+            self._ending.difference_update((node, sandbox) for sandbox in taken)
             for answer in answers:
                 if not answer.accepted:
                     self._on_refused(answer.id, node, answer.reason)

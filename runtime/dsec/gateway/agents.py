@@ -26,7 +26,7 @@ from dsec.gateway.errors import ApiError, invalid, not_found
 from dsec.gateway.registration import register
 from dsec.gateway.scenes import store_file, store_files
 from dsec.gateway.standing import calling_node
-from dsec.journal.bindings import Bindings
+from dsec.journal.bindings import Binding, Bindings
 from dsec.journal.history import store
 from dsec.journal.inputs import input_key
 from dsec.world.objects import NotFoundError
@@ -129,6 +129,11 @@ async def read_input(gateway: Gateway, request: Request) -> Response:
     return Response(data, media_type="application/octet-stream")
 
 
+def _hosts(binding: Binding, node: str) -> bool:
+    """Return whether a node has a copy that counts, or that a move under way leaves behind."""
+    return node in {binding.node, binding.kept.node if binding.kept is not None else binding.node}
+
+
 async def _check_rows(gateway: Gateway, node: str, rows: Sequence[JournalRow]) -> None:
     """Check that rows tell of sandboxes of this node under their own tenant. Raises ApiError 403.
 
@@ -140,7 +145,7 @@ async def _check_rows(gateway: Gateway, node: str, rows: Sequence[JournalRow]) -
         found = []
         for row in rows:
             binding = state.by_id.get(row.sandbox)
-            if row.sandbox and (binding is None or binding.node != node):
+            if row.sandbox and (binding is None or not _hosts(binding, node)):
                 found.append(row)
         return found
 
@@ -155,7 +160,7 @@ async def _check_rows(gateway: Gateway, node: str, rows: Sequence[JournalRow]) -
                 row.tenant = row.experiment = ""
             continue
         told = (row.tenant, row.experiment)
-        if binding.node != node or told != (binding.tenant, binding.spec.identity.experiment):
+        if not _hosts(binding, node) or told != (binding.tenant, binding.spec.identity.experiment):
             raise ApiError(403, "denied", f"{row.sandbox} is no sandbox of {node}, or not so owned")
 
 

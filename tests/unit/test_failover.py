@@ -367,7 +367,7 @@ async def test_what_another_has_taken_is_not_taken_again(sides: tuple[Side, Side
 def test_two_regions_agree_on_what_counts(written: list[tuple[int, int, int]]) -> None:
     """Copied both ways in any order, both end with the same references in force."""
     from dsec.snapshots.refs import in_force
-    from dsec.snapshots.replicating import rank
+    from dsec.snapshots.standing import rank
 
     refs = [
         ref_of(seq, home_epoch=epoch, incarnation=number, manifest=f"{epoch}{seq}{number:062d}")

@@ -33,7 +33,7 @@ from dsec.controllers.replication_status import Outcome, after_cycle, invalid
 from dsec.journal.history import HistoryWriter
 from dsec.rules.replication import mistakes
 from dsec.snapshots.limits import Pace
-from dsec.snapshots.refs import list_refs
+from dsec.snapshots.refs import ReadBefore, list_refs
 from dsec.snapshots.replicating import (
     Copied,
     Copier,
@@ -89,6 +89,8 @@ class Replicator:
     sent_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _running: dict[str, Running] = field(default_factory=dict)
     _surety: dict[str, Surety] = field(default_factory=dict)
+    _read: dict[tuple[str, str], ReadBefore] = field(default_factory=dict)
+    """References that were read, by region (empty: this one) and repository."""
     _learned: float | None = None
     """When it last asked the other regions."""
 
@@ -276,7 +278,8 @@ class Replicator:
         surety = self._surety.setdefault(
             route.prefix, Surety(self.objects, route.prefix, self.clock)
         )
-        refs = (await list_refs(self.objects, route.prefix)).refs
+        mine = self._read.setdefault(("", route.prefix), {})
+        refs = (await list_refs(self.objects, route.prefix, read_before=mine)).refs
         deletes = Deletes(
             follow=spec.deletes is DeleteRule.FOLLOW,
             delay=timedelta(seconds=spec.delete_delay_seconds),
@@ -297,6 +300,8 @@ class Replicator:
             deletes=deletes,
             which=which,
             read_back=spec.read_back,
+            read_source=mine,
+            read_target=self._read.setdefault((route.region, route.prefix), {}),
         ).run()
 
     async def _store(self, to: ReplicationDestination) -> ObjectStore:

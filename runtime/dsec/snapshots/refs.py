@@ -22,9 +22,11 @@ from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.layout import check_lineage, name_of, under
 from dsec.snapshots.steady import DamagedError, create, read, remove, replace
-from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError
+from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStore, ObjectStoreError
 
 M = TypeVar("M", bound=WireModel)
+ReadBefore = dict[str, tuple[str, SnapshotRef]]
+"""References that were read, by key, with their etags."""
 
 DIGITS = 12
 AT_ONCE = 16
@@ -142,17 +144,32 @@ def in_force(refs: Iterable[SnapshotRef]) -> list[SnapshotRef]:
     return sorted(left, key=lambda one: (one.home_epoch, one.seq), reverse=True)
 
 
-async def list_refs(objects: ObjectStore, prefix: str, lineage: str = "") -> Listed:
-    """Return the references of a lineage, or of the whole repository. Raises ObjectStoreError."""
+async def list_refs(
+    objects: ObjectStore, prefix: str, lineage: str = "", *, read_before: ReadBefore | None = None
+) -> Listed:
+    """Return the references of a lineage, or of the whole repository. Raises ObjectStoreError.
+
+    `read_before`: what the same caller read of the same store, kept up by this call: a reference
+    whose etag is as it was is not read again.
+    """
+    known = read_before if read_before is not None else {}
     below = under(prefix, "refs", check_lineage(lineage), "") if lineage else under(prefix, "refs/")
-    keys = [info.key for info in await objects.list(below)]
+    infos = await objects.list(below)
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(key: str) -> SnapshotRef | Damaged | None:
+    async def one(info: ObjectInfo) -> SnapshotRef | Damaged | None:
+        before = known.get(info.key)
+        if before is not None and before[0] == info.etag:
+            return before[1]
         async with gate:
-            return await read_ref(objects, prefix, key)
+            ref = await read_ref(objects, prefix, info.key)
+        if isinstance(ref, SnapshotRef):
+            known[info.key] = info.etag, ref
+        return ref
 
-    found = [item for item in await asyncio.gather(*map(one, keys)) if item is not None]
+    found = [item for item in await asyncio.gather(*map(one, infos)) if item is not None]
+    for key in known.keys() - {info.key for info in infos} if not lineage else ():
+        del known[key]
     refs = [item for item in found if isinstance(item, SnapshotRef)]
     return Listed(
         tuple(sorted(refs, key=lambda ref: (ref.lineage, ref.seq))),

@@ -12,8 +12,7 @@ home epoch stays and the other is parked, the same in both regions and whoever c
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -25,6 +24,7 @@ from dsec.snapshots.leases import DoomedError, Working, working
 from dsec.snapshots.limits import MIB, Pace
 from dsec.snapshots.refs import (
     Damaged,
+    ReadBefore,
     Tombstone,
     body_of,
     buried_key,
@@ -35,12 +35,11 @@ from dsec.snapshots.refs import (
     pins,
     read_ref,
     ref_key,
-    superseded,
     tombstones,
 )
 from dsec.snapshots.repository import About
 from dsec.snapshots.sealing import name_object
-from dsec.snapshots.standing import Identity, Standing, identity_of, standing
+from dsec.snapshots.standing import Standing, buried, identity_of, lost, rank, standing
 from dsec.snapshots.steady import DamagedError, create, read, remove, replace
 from dsec.world.clock import Clock, Randomness
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
@@ -112,6 +111,9 @@ class Copier:
     read_back: bool = False
     """Read every pack again from the target and check its hash: doubles what crosses."""
     told: Told = lambda _: None
+    read_source: ReadBefore = field(default_factory=dict)
+    read_target: ReadBefore = field(default_factory=dict)
+    """References that were read by earlier runs, of either side."""
 
     async def run(self) -> Copied:
         """Copy what is missing. Raises ObjectStoreError, RepositoryConflictError.
@@ -352,7 +354,8 @@ class Copier:
         return len(mine)
 
     async def _refs(self, store: ObjectStore) -> tuple[SnapshotRef, ...]:
-        return (await list_refs(store, self.prefix)).refs
+        read = self.read_source if store is self.source else self.read_target
+        return (await list_refs(store, self.prefix, read_before=read)).refs
 
     async def _sizes(self, store: ObjectStore, part: str) -> dict[str, int]:
         found = await store.list(under(self.prefix, part, ""))
@@ -363,28 +366,6 @@ class Copier:
             return await self.target.size(key)
         except NotFoundError:
             return None
-
-
-def rank(ref: SnapshotRef) -> tuple[object, ...]:
-    """Return what decides between two references of one number, the same in every region."""
-    return ref.home_epoch, ref.incarnation, ref.created, body_of(ref)
-
-
-def buried(ref: SnapshotRef, stones: Iterable[Tombstone]) -> bool:
-    """Return whether somebody deleted this reference on purpose."""
-    return any(stone.buries(ref) for stone in stones)
-
-
-def lost(refs: Iterable[SnapshotRef]) -> frozenset[Identity]:
-    """Return the references that count no more, of any lineages (see `superseded`)."""
-    lineages: dict[str, list[SnapshotRef]] = defaultdict(list)
-    for ref in refs:
-        lineages[ref.lineage].append(ref)
-    found = set()
-    for known in lineages.values():
-        gone = superseded(known)
-        found |= {identity_of(ref) for ref in known if (ref.home_epoch, ref.seq) in gone}
-    return frozenset(found)
 
 
 class _BadError(Exception):

@@ -1,4 +1,4 @@
-"""How far a copy is behind: lag and recovery point, pure, from what two stores have.
+"""What two stores have of the same references: which count, and how far a copy is behind. Pure.
 
 Recovery point: how much work would be lost if the source went away now, as the age of the newest
 copy. Lag: since when something waits to be copied; 0 where nothing does.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dsec.api.snapshot import SnapshotRef
-from dsec.snapshots.refs import in_force
+from dsec.snapshots.refs import Tombstone, body_of, in_force, superseded
 
 Identity = tuple[str, int, int, str]
 
@@ -61,6 +61,28 @@ def standing(
         rows.append(LineageStanding(lineage, refs[0].seq, copied[0].seq if copied else None, age))
     lag = max((_age(ref, now) for ref in waits), default=0.0)
     return _worst(rows, len(waits), lag)
+
+
+def rank(ref: SnapshotRef) -> tuple[object, ...]:
+    """Return what decides between two references of one number, the same in every region."""
+    return ref.home_epoch, ref.incarnation, ref.created, body_of(ref)
+
+
+def buried(ref: SnapshotRef, stones: Iterable[Tombstone]) -> bool:
+    """Return whether somebody deleted this reference on purpose."""
+    return any(stone.buries(ref) for stone in stones)
+
+
+def lost(refs: Iterable[SnapshotRef]) -> frozenset[Identity]:
+    """Return the references that count no more, of any lineages (see `superseded`)."""
+    lineages: dict[str, list[SnapshotRef]] = defaultdict(list)
+    for ref in refs:
+        lineages[ref.lineage].append(ref)
+    found = set()
+    for known in lineages.values():
+        gone = superseded(known)
+        found |= {identity_of(ref) for ref in known if (ref.home_epoch, ref.seq) in gone}
+    return frozenset(found)
 
 
 def together(standings: Iterable[Standing]) -> Standing:

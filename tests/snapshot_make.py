@@ -126,10 +126,10 @@ def blob(random: Random) -> bytes:
     return (b"all work and no play " * (size // 21 + 1))[:size]
 
 
-def disturb(random: Random, root: Path) -> None:
+def disturb(random: Random, root: Path, *, files: int = 6) -> None:
     """Change a tree: pages in place, ends, inserts, new files, gone files."""
     paths = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
-    for path in random.sample(paths, min(len(paths), 6)):
+    for path in random.sample(paths, min(len(paths), files)):
         how = random.choice(("page", "append", "insert", "cut", "gone", "same"))
         data = bytearray(path.read_bytes())
         if how == "gone":

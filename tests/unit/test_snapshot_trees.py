@@ -61,6 +61,30 @@ async def test_random_trees_come_back(tmp_path: Path, seed: int) -> None:
         assert await needed_packs(other, saved.manifest) == saved.packs
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_many_small_steps(tmp_path: Path, seed: int) -> None:
+    """Leaves of the manifest that go on as a whole are the right ones, whatever changed beside."""
+    random, source = seeded(seed), tmp_path / "source"
+    source.mkdir()
+    grow(random, source, entries=250)
+    repo = await open_repository(MemoryObjects())
+    cache = StatCache(tmp_path / "cache")
+    for step in range(6):
+        saved = await save(repo, [Source(source)], cache=cache)
+        assert picture(await back(repo, saved, tmp_path / f"out-{step}")) == picture(source)
+        assert await needed_packs(repo, saved.manifest) == saved.packs
+        # long enough for a time stamp of its own
+        await asyncio.sleep(0.07)
+        disturb(random, source, files=random.randrange(3))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 100))
+async def test_many_more_small_steps(tmp_path: Path, seed: int) -> None:
+    """The same with more seeds."""
+    await test_many_small_steps(tmp_path, seed)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(6, 206))
 async def test_many_random_trees_come_back(tmp_path: Path, seed: int) -> None:
@@ -113,6 +137,25 @@ async def test_a_sparse_file_stays_sparse(tmp_path: Path) -> None:
     with found.open("rb") as file:
         file.seek(20 << 30)
         assert file.read(9) == b"far away\0"
+
+
+async def test_nothing_is_relied_on_that_is_going(tmp_path: Path) -> None:
+    """Blobs of packs that are being collected are stored again, cached or not."""
+    source = tmp_path / "source"
+    source.mkdir()
+    grow(seeded(9), source)
+    repo = await open_repository(MemoryObjects())
+    cache = StatCache(tmp_path / "cache")
+    first = await save(repo, [Source(source)], cache=cache)
+    second = await save(repo, [Source(source)], cache=cache, avoid=first.packs)
+    assert not first.packs & second.packs
+    await repo.forget(first.packs)
+    for pack in first.packs:
+        await repo.objects.delete(repo.pack_key(bytes.fromhex(pack)))
+    assert picture(await back(repo, second, tmp_path / "out")) == picture(source)
+    assert (await verify(await open_repository(repo.objects), second.manifest)).good
+    third = await save(repo, [Source(source)], cache=cache)
+    assert (third.manifest, third.stored_bytes) == (second.manifest, 0)
 
 
 async def test_many_files_in_one_folder(tmp_path: Path) -> None:

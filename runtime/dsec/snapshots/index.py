@@ -180,6 +180,11 @@ class Index:
         """Act from now on as if blobs of these packs were not stored: the packs are going."""
         self._hidden = frozenset(packs)
 
+    @property
+    def hides(self) -> bool:
+        """Whether some packs are going."""
+        return bool(self._hidden)
+
     def find(self, blob: bytes) -> Where | None:
         """Return where a blob lies, or None; a pack that is hidden is better than nothing."""
         found = self._fresh.get(blob) or self._row(blob)
@@ -191,7 +196,7 @@ class Index:
         return None if found is None or self._is_hidden(found) else _where(found)
 
     def packs_of(self, ids: bytes) -> set[bytes]:
-        """Return the names of the packs that hold some blobs (ids in a row), of those known."""
+        """Return the names of the packs that stay and hold some blobs (ids in a row)."""
         fresh, old = set(), []
         for at in range(0, len(ids), ID_BYTES):
             blob = ids[at : at + ID_BYTES]
@@ -200,7 +205,7 @@ class Index:
             else:
                 old.append(blob)
         if not old or not len(self._keys):
-            return fresh
+            return fresh - self._hidden
         wanted = np.frombuffer(b"".join(old), "<u8").reshape(-1, ID_BYTES // 8)
         near = np.minimum(np.searchsorted(self._keys, wanted[:, 0]), len(self._keys) - 1)
         rows = self._order[near]
@@ -209,11 +214,12 @@ class Index:
         frames = self._table.places[rows[right], 0]
         packs = np.unique(self._table.frames[frames, 0]).tolist()
         slow = (self._row(old[number]) for number in np.flatnonzero(~right).tolist())
-        return {
+        found = {
             *fresh,
             *(self._table.packs[pack].name for pack in packs),
             *(_where(found).pack.name for found in slow if found is not None),
         }
+        return found - self._hidden
 
     def packs(self) -> list[PackName]:
         """Return every pack that the index knows."""

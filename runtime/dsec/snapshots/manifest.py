@@ -1,6 +1,6 @@
 """Manifests: what a snapshot consists of, as a tree of blobs that shares its parts with others.
 
-Entries are in tree order (a folder before what is in it, names by their bytes). Leaves hold some 64
+Entries are in tree order (a folder before what is in it, names by their bytes). Leaves hold some 16
 entries, column by column, which compresses well. Where a leaf ends depends on the path of its last
 entry alone, so that a change in one file changes one leaf; above, nodes hold ids of nodes, and end
 by the id of their last one. The root says how much there is; its id is the manifest's name.
@@ -19,8 +19,9 @@ ROOT = struct.Struct(f"<4sHQQQ{ID_BYTES}s")
 ROOT_MAGIC = b"dsm1"
 NODE = struct.Struct("<BBI")
 VERSION = 1
-SPREAD = 63
-"""One of 64 entries, or nodes, is the last of its node."""
+LEAF_SPREAD, NODE_SPREAD = 15, 63
+"""One of 16 entries is the last of its leaf, one of 64 nodes the last of its node: small leaves let
+most of a manifest go on when one file in a hundred changes."""
 MOST = 512
 LARGEST_LEAF = 256 << 10
 XATTR = struct.Struct("<HI")
@@ -201,22 +202,42 @@ class ManifestWriter:
     _leaf_bytes: int = 0
     _levels: list[list[bytes]] = field(default_factory=list)
 
-    def add(self, entry: Entry) -> None:
-        """Take the next entry."""
+    def add(self, entry: Entry) -> bytes | None:
+        """Take the next entry; return the id of the leaf that it ends, if it does."""
         self.entries += 1
         if entry.kind is FILE:
             self.files += 1
             self.size += entry.size
         self._leaf.append(entry)
         self._leaf_bytes += len(entry.path) + len(entry.pieces) + len(entry.lists) + 64
-        last = xxh3_64_intdigest(entry.path, self.seed) & SPREAD == 0
-        if last or len(self._leaf) >= MOST or self._leaf_bytes >= LARGEST_LEAF:
-            self._close_leaf()
+        full = len(self._leaf) >= MOST or self._leaf_bytes >= LARGEST_LEAF
+        return self.close_leaf() if full or self.ends(entry.path) else None
+
+    def ends(self, path: bytes) -> bool:
+        """Return whether an entry is the last of its leaf by its path."""
+        return xxh3_64_intdigest(path, self.seed) & LEAF_SPREAD == 0
+
+    def close_leaf(self) -> bytes | None:
+        """End the leaf that was begun; return its id."""
+        if not self._leaf:
+            return None
+        leaf = self.keep(encode_leaf(self._leaf))
+        self._leaf, self._leaf_bytes = [], 0
+        self._push(0, leaf)
+        return leaf
+
+    def reuse(self, leaf: bytes, entries: int, files: int, size: int) -> None:
+        """Take a leaf that is stored already, with what is in it; none may be begun."""
+        self.entries += entries
+        self.files += files
+        self.size += size
+        self._push(0, leaf)
 
     def finish(self) -> bytes:
         """Store what is left and return the id of the root."""
-        if self._leaf or not self._levels:
-            self._close_leaf()
+        self.close_leaf()
+        if not self._levels:
+            self._push(0, self.keep(encode_leaf([])))
         level = 0
         while level < len(self._levels) - 1 or len(self._levels[level]) > 1:
             if self._levels[level]:
@@ -225,11 +246,6 @@ class ManifestWriter:
         top = self._levels[level][0]
         root = ROOT.pack(ROOT_MAGIC, level, self.entries, self.files, self.size, top)
         return self.keep(root)
-
-    def _close_leaf(self) -> None:
-        leaf = self.keep(encode_leaf(self._leaf))
-        self._leaf, self._leaf_bytes = [], 0
-        self._push(0, leaf)
 
     def _close_node(self, level: int) -> None:
         ids = self._levels[level]
@@ -242,7 +258,7 @@ class ManifestWriter:
             self._levels.append([])
         self._levels[level].append(node)
         # the first byte that the leaves' own names do not decide by
-        if node[0] & SPREAD == 0 or len(self._levels[level]) >= MOST:
+        if node[0] & NODE_SPREAD == 0 or len(self._levels[level]) >= MOST:
             self._close_node(level)
 
 

@@ -18,16 +18,18 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dsec.snapshots.dirty import Prints
+from dsec.snapshots.leafcache import STAT, LeafReader, LeafWriter
 from dsec.snapshots.manifest import Entry, order, pack_xattrs, unpack_xattrs
 from dsec.snapshots.segments import Segment
 
-MAGIC = b"dsecstat1"
+MAGIC = b"dsecstat2"
+START = len(MAGIC) + 40
+"""Where the first record lies: behind magic, id of the repository and epoch."""
 HASH_BYTES = 32
 HEAD = struct.Struct("<HBHII")
 """Lengths of path, stat, pieces and attributes; number of segments."""
 SEGMENT = struct.Struct("<IIII")
 """Lengths of the id of the list, of pieces, of the prints of blocks and of pages."""
-STAT = struct.Struct("<IIIQqqQ")
 BUFFER = 1 << 20
 PARTS = 256
 """Records that are written together; at most a few hundred KiB."""
@@ -78,10 +80,6 @@ class StatCache:
     def _mark(self) -> Path:
         return self.path.with_name(self.path.name + ".saving")
 
-    @property
-    def _next(self) -> Path:
-        return self.path.with_name(self.path.name + ".next")
-
     def begin(self) -> bool:
         """Mark that a save runs; return whether one was cut off before."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,39 +91,34 @@ class StatCache:
         """Take the mark away: what was saved is in the index."""
         self._mark.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """Remember nothing."""
-        self.path.unlink(missing_ok=True)
+    @property
+    def _leaves(self) -> Path:
+        return self.path.with_name(self.path.name + ".leaves")
 
     def reader(self, repository: str) -> "Reader":
         """Return what is remembered of a repository; nothing where that is not sure."""
-        try:
-            file = self.path.open("rb", buffering=BUFFER)
-        except OSError:
-            return Reader(None, 0)
-        with suppress(OSError, struct.error):
-            size = _size(file)
-            file.seek(max(size - HASH_BYTES, 0))
-            end = file.read()
-            if size > HASH_BYTES and _hash(file, size - HASH_BYTES) == end:
-                file.seek(0)
-                head = file.read(len(MAGIC) + 40)
-                if head[: len(MAGIC)] == MAGIC and head[len(MAGIC) : -8] == repository.encode():
-                    (epoch,) = struct.unpack("<q", head[-8:])
-                    return Reader(file, epoch)
-        file.close()
-        return Reader(None, 0)
+        file, end = _whole(self.path, b"")
+        if file is None:
+            return Reader(None, None, 0)
+        head = file.read(START)
+        if head[: len(MAGIC)] != MAGIC or head[len(MAGIC) : -8] != repository.encode():
+            file.close()
+            return Reader(None, None, 0)
+        leaves, _ = _whole(self._leaves, end)
+        return Reader(file, leaves, *struct.unpack("<q", head[-8:]))
 
     def writer(self, repository: str, epoch: int) -> "Writer":
         """Return what takes the records of a save. `repository`: 32 hex digits."""
-        return Writer(self._next, self.path, MAGIC + repository.encode() + struct.pack("<q", epoch))
+        head = MAGIC + repository.encode() + struct.pack("<q", epoch)
+        return Writer(self.path, self._leaves, head)
 
 
 class Reader:
     """Records in tree order, read in step with a scan."""
 
-    def __init__(self, file: BinaryIO | None, epoch: int) -> None:
+    def __init__(self, file: BinaryIO | None, leaves: BinaryIO | None, epoch: int) -> None:
         self._file = file
+        self.leaves = LeafReader(leaves, START)
         self.epoch = epoch
         self._left = 0
         # the file is asked for its place once: each time is a system call
@@ -156,8 +149,23 @@ class Reader:
             list_id, pieces, blocks, pages = map(self._read, lengths)
             yield KnownSegment(Segment(pieces, Prints(blocks, pages)), list_id)
 
+    def jump(self, place: int) -> None:
+        """Go on at a place of the file: all files before it are dealt with."""
+        if self._file is not None:
+            self._unread = _size(self._file) - HASH_BYTES - self._file.seek(place)
+            self._ahead = self._following()
+            self._order = order(self._ahead.path) if self._ahead else b""
+
+    def parts(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of the file between two places, wherever its reading is."""
+        while start < end and self._file is not None:
+            part = os.pread(self._file.fileno(), min(BUFFER, end - start), start)
+            start += len(part)
+            yield part
+
     def close(self) -> None:
-        """Let the file go."""
+        """Let the files go."""
+        self.leaves.close()
         if self._file is not None:
             self._file.close()
 
@@ -192,12 +200,17 @@ class Reader:
 class Writer:
     """Takes records in tree order."""
 
-    def __init__(self, path: Path, final: Path, head: bytes) -> None:
-        self._path, self._final = path, final
-        self._file = path.open("wb", buffering=BUFFER)
-        path.chmod(0o600)
+    def __init__(self, path: Path, leaves: Path, head: bytes) -> None:
+        self._finals = (path, leaves)
+        self._paths = tuple(one.with_name(one.name + ".next") for one in self._finals)
+        self._file, second = (one.open("wb", buffering=BUFFER) for one in self._paths)
+        self.leaves = LeafWriter(second)
+        self._second = second
+        for one in self._paths:
+            one.chmod(0o600)
         self._hash = blake3()
         self._parts = [head]
+        self.length = len(head)
 
     def add(self, entry: Entry, stat: bytes, segments: int) -> None:
         """Write the record of a file; that many segments follow."""
@@ -207,6 +220,7 @@ class Writer:
 
     def add_record(self, record: bytes) -> None:
         """Write the record of a file that did not change, as it was read."""
+        self.length += len(record)
         self._parts.append(record)
         if len(self._parts) >= PARTS:
             self._spill()
@@ -215,21 +229,29 @@ class Writer:
         """Write one segment of the file that was added last."""
         one = known.segment
         parts = (known.list_id, one.pieces, one.prints.blocks, one.prints.pages)
-        self._parts += (SEGMENT.pack(*map(len, parts)), *parts)
-        if len(self._parts) >= PARTS:
-            self._spill()
+        self.add_part(b"".join((SEGMENT.pack(*map(len, parts)), *parts)))
+
+    def add_part(self, data: bytes) -> None:
+        """Write bytes that may be many."""
+        self.length += len(data)
+        self._parts.append(data)
+        self._spill()
 
     def finish(self) -> None:
-        """Put the new file in the place of the old one."""
+        """Put the new files in the place of the old ones; between the two moves neither counts."""
         self._spill()
         self._file.write(self._hash.digest())
         self._file.close()
-        self._path.replace(self._final)
+        self.leaves.finish(self._hash.digest())
+        for path, final in zip(self._paths, self._finals, strict=True):
+            path.replace(final)
 
     def abandon(self) -> None:
-        """Leave the old file."""
+        """Leave the old files."""
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._second.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
     def _spill(self) -> None:
         data = b"".join(self._parts)
@@ -238,17 +260,32 @@ class Writer:
         self._file.write(data)
 
 
+def _whole(path: Path, bound: bytes) -> tuple[BinaryIO | None, bytes]:
+    """Open a file whose last bytes are the hash of all others and of `bound`; return it and them.
+
+    None where it is not so.
+    """
+    try:
+        file = path.open("rb", buffering=BUFFER)
+    except OSError:
+        return None, b""
+    with suppress(OSError):
+        size = _size(file)
+        file.seek(max(size - HASH_BYTES, 0))
+        end = file.read()
+        hasher = blake3()
+        file.seek(0)
+        left = size - HASH_BYTES
+        while left > 0 and (part := file.read(min(left, BUFFER))):
+            hasher.update(part)
+            left -= len(part)
+        hasher.update(bound)
+        if left == 0 and hasher.digest() == end:
+            file.seek(0)
+            return file, end
+    file.close()
+    return None, b""
+
+
 def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
-
-
-def _hash(file: BinaryIO, length: int) -> bytes:
-    hasher = blake3()
-    file.seek(0)
-    while length:
-        part = file.read(min(length, BUFFER))
-        if not part:
-            break
-        hasher.update(part)
-        length -= len(part)
-    return hasher.digest()

@@ -3,28 +3,34 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dsec.snapshots.beneath import open_beneath
 from dsec.snapshots.chunking import SEGMENT, SMALL
+from dsec.snapshots.jobs import read_batch, read_segment
+from dsec.snapshots.leafcache import KnownLeaf
 from dsec.snapshots.limits import SMALLEST_PACK
 from dsec.snapshots.manifest import FILE, Entry, Kind, ManifestWriter
-from dsec.snapshots.pieces import HOLE, PIECE
+from dsec.snapshots.pieces import PIECE
 from dsec.snapshots.scanning import Found, SaveError, Source, attributes, open_source, scan
 from dsec.snapshots.sealing import ID_BYTES
-from dsec.snapshots.segments import Segment, save_segment
 from dsec.snapshots.statcache import KnownSegment, Reader, Remembered, StatCache, pack_stat
 from dsec.snapshots.storing import LOOK_SECONDS, Lane, Store
+from dsec.snapshots.waiting import (
+    Part,
+    Reused,
+    Tree,
+    Waiting,
+    blobs_in,
+    is_ready,
+)
 
 BATCH_FILES, BATCH_BYTES = 256, 1 << 20
 JOBS_AHEAD = 4
 """Jobs that wait for each worker."""
 ENTRIES_AHEAD = 8192
-SEGMENT_WEIGHT = 128
-"""A segment's prints take as much memory as so many entries."""
 INLINE_PIECES = 16
 """Segments of more pieces list them in a blob of their own, which the next manifest shares."""
 MANIFEST_FRAME = 256 << 10
@@ -32,55 +38,10 @@ FINE_NS, COARSE_NS = 50_000_000, 1_000_000_000
 """What changed so shortly before the scan can change again without another time stamp: kernels
 stamp by their ticks, some file systems by seconds."""
 IDS_AT_ONCE = 8192 * ID_BYTES
-COUNTED_AT_ONCE = 256
 SEGMENTS_CHECKED = 64
 """After a collection, larger files are read again: whether all of one is there takes memory."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Small:
-    """What a job read of a small file."""
-
-    pieces: bytes
-    size: int
-    xattrs: tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(slots=True)
-class Waiting:
-    """An entry in line. Small: a place in a batch. Large: `segments` more follow as `Part`s."""
-
-    entry: Entry
-    stat: bytes = b""
-    batch: "Future[list[Small | None]] | None" = None
-    place: int = 0
-    reading: bool = False
-    segments: int = 0
-    record: bytes = b""
-    """Of a file that did not change."""
-    weight: int = 1
-
-
-@dataclass(slots=True)
-class Part:
-    """A segment in line, of the large file before it."""
-
-    job: "Future[Segment | None] | None"
-    known: KnownSegment | None
-    last: bool
-    weight: int = SEGMENT_WEIGHT
-
-
-@dataclass(slots=True)
-class Tree:
-    """A source that is being read."""
-
-    source: Source
-    root: int
-    batch: list[tuple[Waiting, bytes]] = field(default_factory=list)
-    batch_bytes: int = 0
 
 
 class TreeSaver:
@@ -94,22 +55,28 @@ class TreeSaver:
         self._started = int(started * 1e9)
         repo = store.repo
         identity = repo.about.id
-        self._reader = cache.reader(identity) if cache else Reader(None, 0)
-        self._sure = self._reader.epoch == repo.epoch
+        self._reader = cache.reader(identity) if cache else Reader(None, None, 0)
+        # where nothing was collected since, nor is about to be, what was stored is stored
+        self._sure = self._reader.epoch == repo.epoch and not repo.index.hides
         self._writer = cache.writer(identity, repo.epoch) if cache else None
         self._lane = Lane(store, SMALLEST_PACK, MANIFEST_FRAME)
         self.manifest = ManifestWriter(self._lane.keep, repo.keys.seed)
         self._workers = store.limits.workers
         self._slots = threading.BoundedSemaphore(self._workers * (1 + JOBS_AHEAD))
-        self._line: deque[Waiting | Part] = deque()
+        self._line: deque[Waiting | Part | Reused] = deque()
         self._weight = 0
         self._first_names: dict[tuple[int, int], bytes] = {}
         self._gone: set[bytes] = set()
-        self._large: Entry | None = None
+        self._large: Waiting | None = None
         self._alone = False
         self._spoilt = False
         self._tree: Tree | None = None
         self._ids = bytearray()
+        self._pending: list[tuple[Found, bytes]] = []
+        self._last_path: bytes | None = None
+        self._keys: list[tuple[bytes, bytes]] = []
+        self._needs = bytearray()
+        self._counted = (0, 0, self._writer.length if self._writer else 0)
 
     def run(self, sources: Sequence[Source]) -> bytes:
         """Save everything and return the id of the manifest's root.
@@ -125,9 +92,11 @@ class TreeSaver:
                     self._tree = tree = Tree(source, root)
                     for found in scan(source, root, only):
                         self._take(tree, found)
+                    self._take_pending(tree)
                     self._submit_batch(tree)
                 while self._line:
                     self._settle(self._line.popleft())
+                self._close_leaf(self.manifest.close_leaf())
                 self._store.flush()
                 root_id = self.manifest.finish()
                 self._lane.flush()
@@ -159,22 +128,51 @@ class TreeSaver:
             self._writer.abandon()
 
     def _take(self, tree: Tree, found: Found) -> None:
+        """Put a path in line: with its leaf, if all of that is as it was, else by itself."""
+        entry, stat = found.entry, found.stat
+        packed = pack_stat(stat)
+        leaf = self._sure and self._reader.leaves.follow(entry.path, packed, self._is_aligned)
+        if leaf is False:
+            self._take_pending(tree)
+            self._take_one(tree, found, packed)
+            return
+        if stat.st_nlink > 1 and entry.kind is FILE:
+            self._first_names.setdefault((stat.st_dev, stat.st_ino), entry.path)
+        if leaf is True:
+            self._pending.append((found, packed))
+        else:
+            self._pending.clear()
+            self._last_path = None
+            self._reader.jump(leaf.end)
+            self._append(Reused(leaf))
+
+    def _take_pending(self, tree: Tree) -> None:
+        """Put in line by itself what began like a leaf and did not go on so."""
+        for found, packed in self._pending:
+            self._take_one(tree, found, packed)
+        self._pending.clear()
+
+    def _is_aligned(self) -> bool:
+        """Return whether the manifest's next entry is the first of a leaf."""
+        return self._last_path is None or self.manifest.ends(self._last_path)
+
+    def _take_one(self, tree: Tree, found: Found, packed: bytes) -> None:
         """Put a path in line, with jobs for what has to be read."""
         entry, stat = found.entry, found.stat
+        self._last_path = entry.path
+        # equal time stamps mean nothing so soon after a change
+        kept = packed if self._has_settled(stat.st_ctime_ns) else b""
         if entry.kind is not FILE:
-            self._append(Waiting(entry))
+            self._append(Waiting(entry, kept))
             return
         if stat.st_nlink > 1:
             first = self._first_names.setdefault((stat.st_dev, stat.st_ino), entry.path)
             if first != entry.path:
-                self._append(Waiting(Entry(entry.path, Kind.HARDLINK, link=first)))
+                self._append(Waiting(Entry(entry.path, Kind.HARDLINK, link=first), kept))
                 return
-        packed = pack_stat(stat)
         known = self._reader.find(entry.path)
         if known is not None and known.stat == packed and self._unchanged(entry, known, packed):
             return
-        # equal time stamps mean nothing so soon after a change
-        kept = packed if self._has_settled(stat.st_ctime_ns) else b""
         if stat.st_size > SMALL:
             self._take_large(tree, found, kept, known)
             return
@@ -203,7 +201,7 @@ class TreeSaver:
                 return False
         entry.pieces, entry.xattrs = known.pieces, known.xattrs
         if not self._line and not known.segments:
-            self._add_known(entry, known.record)
+            self._add_known(entry, packed, known.record)
             return True
         self._append(Waiting(entry, packed, segments=known.segments, record=known.record))
         for number, one in enumerate(segments or self._reader.segments(), 1):
@@ -235,12 +233,12 @@ class TreeSaver:
                 before = None
             offset = number * SEGMENT
             job = self._submit(
-                self._read_segment,
+                read_segment,
                 tree.root,
                 found.inside,
                 (offset, min(SEGMENT, size - offset)),
                 before.segment if before is not None and before.segment.pieces else None,
-                sparse,
+                sparse=sparse,
             )
             self._append(Part(job, None, number == count - 1))
 
@@ -248,19 +246,19 @@ class TreeSaver:
         index = self._store.repo.index
         return self._sure or all(index.stays(blob) for blob in blobs_in(known.segment.pieces))
 
-    def _append(self, one: Waiting | Part) -> None:
+    def _append(self, one: Waiting | Part | Reused) -> None:
         self._weight += one.weight
-        if not self._line and _ready(one):
+        if not self._line and is_ready(one):
             self._settle(one)
             return
         self._line.append(one)
-        while self._weight > ENTRIES_AHEAD or (len(self._line) > 1 and _ready(self._line[0])):
+        while self._weight > ENTRIES_AHEAD or (len(self._line) > 1 and is_ready(self._line[0])):
             self._settle(self._line.popleft())
 
-    def _submit(self, work: Callable[..., T], *args: object) -> "Future[T]":
+    def _submit(self, work: Callable[..., T], *args: object, **kwargs: object) -> "Future[T]":
         while not self._slots.acquire(timeout=LOOK_SECONDS):
             self._store.check()
-        job = self._pool.submit(work, *args)
+        job = self._pool.submit(work, self._store, *args, **kwargs)
         job.add_done_callback(lambda _: self._slots.release())
         return job
 
@@ -268,63 +266,29 @@ class TreeSaver:
         if not tree.batch:
             return
         paths = [inside for _, inside in tree.batch]
-        job = self._submit(self._read_batch, tree.root, paths, tree.source.whole_upper)
+        job = self._submit(read_batch, tree.root, paths, tree.source.whole_upper)
         for place, (waiting, _) in enumerate(tree.batch):
             waiting.batch, waiting.place = job, place
         tree.batch, tree.batch_bytes = [], 0
 
-    def _read_batch(self, root: int, paths: list[bytes], upper: bool) -> list[Small | None]:
-        """Job: store small files; None for those that are gone."""
-        found: list[Small | None] = []
-        with self._store.lane() as lane:
-            for path in paths:
-                try:
-                    found.append(_read_small(lane, root, path, upper=upper))
-                except FileNotFoundError:
-                    found.append(None)
-                except OSError as problem:
-                    raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
-        return found
-
-    def _read_segment(
-        self, root: int, path: bytes, place: tuple[int, int], old: Segment | None, sparse: bool
-    ) -> Segment | None:
-        """Job: store a part of a large file; None where it is gone."""
-        try:
-            handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        except OSError as problem:
-            raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
-        try:
-            with self._store.lane() as lane:
-                return save_segment(lane, handle, place, old, sparse=sparse)
-        except OSError as problem:
-            raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
-        finally:
-            os.close(handle)
-
-    def _settle(self, one: Waiting | Part) -> None:
+    def _settle(self, one: Waiting | Part | Reused) -> None:
         """Finish what is first in line; waits for its job."""
         self._weight -= one.weight
         if isinstance(one, Part):
             self._settle_part(one)
             return
+        if isinstance(one, Reused):
+            self._settle_leaf(one.leaf)
+            return
         entry = one.entry
-        if one.reading:
-            if one.batch is None and self._tree is not None:
-                self._submit_batch(self._tree)
-            small = one.batch.result()[one.place] if one.batch is not None else None
-            if small is None:
-                self._lose(entry.path)
-                return
-            entry.pieces, entry.size, entry.xattrs = small.pieces, small.size, small.xattrs
-            self.changed += small.size
-        elif entry.kind is Kind.HARDLINK and entry.link in self._gone:
+        if one.reading and not self._fill(one):
+            self._lose(entry.path)
+            return
+        if entry.kind is Kind.HARDLINK and entry.link in self._gone:
             self._lose(entry.path)
             return
         if one.record and not one.segments:
-            self._add_known(entry, one.record)
+            self._add_known(entry, one.stat, one.record)
             return
         if self._writer is not None and entry.kind is FILE:
             if one.record:
@@ -332,16 +296,28 @@ class TreeSaver:
             else:
                 self._writer.add(entry, one.stat, one.segments)
         if one.segments:
-            self._large, self._alone = entry, one.segments == 1
+            self._large, self._alone = one, one.segments == 1
         else:
-            self._add(entry)
+            self._add(entry, one.stat)
 
-    def _add_known(self, entry: Entry, record: bytes) -> None:
+    def _fill(self, one: Waiting) -> bool:
+        """Wait for what was read of a small file; False where it has gone."""
+        if one.batch is None and self._tree is not None:
+            self._submit_batch(self._tree)
+        small = one.batch.result()[one.place] if one.batch is not None else None
+        if small is None:
+            return False
+        entry = one.entry
+        entry.pieces, entry.size, entry.xattrs = small.pieces, small.size, small.xattrs
+        self.changed += small.size
+        return True
+
+    def _add_known(self, entry: Entry, stat: bytes, record: bytes) -> None:
         """Finish a small file that did not change."""
         if self._writer is not None:
             self._writer.add_record(record)
-        self._use(entry.pieces)
-        self._add(entry)
+        self._ids += entry.pieces[:ID_BYTES]
+        self._add(entry, stat)
 
     def _settle_part(self, part: Part) -> None:
         known = part.known
@@ -349,32 +325,67 @@ class TreeSaver:
             segment = part.job.result()
             if segment is None:
                 if self._large is not None:
-                    self._lose(self._large.path)
+                    self._lose(self._large.entry.path)
                 # its record is half written
                 self._large, self._spoilt = None, True
                 return
             self.changed += segment.changed
             inline = self._alone and len(segment.pieces) <= INLINE_PIECES * PIECE.size
             known = KnownSegment(segment, b"" if inline else self._lane.keep(segment.pieces))
-        entry = self._large
-        if entry is None or known is None:
+        large = self._large
+        if large is None or known is None:
             return
+        entry = large.entry
         if known.list_id:
             entry.lists += known.list_id
-            self._ids += known.list_id
         else:
             entry.pieces = known.segment.pieces
-        self._use(known.segment.pieces)
+        used = b"".join((known.list_id, *blobs_in(known.segment.pieces)))
+        self._needs += used
+        self._ids += used
         if self._writer is not None:
             self._writer.add_segment(known)
         if part.last:
             self._large = None
-            self._add(entry)
+            self._add(entry, large.stat)
 
-    def _add(self, entry: Entry) -> None:
-        self.manifest.add(entry)
-        if self.manifest.entries % COUNTED_AT_ONCE == 0:
-            self._count()
+    def _add(self, entry: Entry, stat: bytes) -> None:
+        """Put an entry into the manifest, and remember its leaf when that is complete."""
+        self._keys.append((entry.path, stat))
+        if len(entry.pieces) == PIECE.size:
+            self._needs += entry.pieces[:ID_BYTES]
+        self._close_leaf(self.manifest.add(entry))
+
+    def _close_leaf(self, leaf: bytes | None) -> None:
+        if leaf is None:
+            return
+        manifest, (files, size, records) = self.manifest, self._counted
+        if self._writer is not None:
+            length = self._writer.length - records
+            grown = (manifest.files - files, manifest.size - size, length)
+            self._writer.leaves.add(leaf, self._keys, grown, bytes(self._needs))
+        self._keys.clear()
+        self._needs.clear()
+        self._start_leaf()
+
+    def _start_leaf(self) -> None:
+        """Begin to count for the next leaf."""
+        length = 0 if self._writer is None else self._writer.length
+        self._counted = (self.manifest.files, self.manifest.size, length)
+        self._count()
+        if len(self._ids) >= IDS_AT_ONCE:
+            self._resolve()
+
+    def _settle_leaf(self, leaf: KnownLeaf) -> None:
+        # an entry that was to end the leaf before may have gone
+        self._close_leaf(self.manifest.close_leaf())
+        self.manifest.reuse(leaf.leaf, leaf.entries, leaf.files, leaf.size)
+        self._ids += leaf.leaf + leaf.ids
+        if self._writer is not None:
+            for part in self._reader.parts(leaf.start, leaf.end):
+                self._writer.add_part(part)
+            self._writer.leaves.add_raw(leaf.raw)
+        self._start_leaf()
 
     def _count(self) -> None:
         self._store.moved.files, self._store.moved.bytes = self.manifest.files, self.manifest.size
@@ -383,42 +394,7 @@ class TreeSaver:
         self._gone.add(path)
         self.vanished += 1
 
-    def _use(self, row: bytes) -> None:
-        """Take down which packs hold the pieces of a row; those to come are known anyway."""
-        if len(row) == PIECE.size:
-            self._ids += row[:ID_BYTES]
-        else:
-            for blob in blobs_in(row):
-                self._ids += blob
-        if len(self._ids) >= IDS_AT_ONCE:
-            self._resolve()
-
     def _resolve(self) -> None:
         packs = self._store.repo.index.packs_of(bytes(self._ids))
         self._store.use(packs)
         self._ids.clear()
-
-
-def blobs_in(row: bytes) -> Iterator[bytes]:
-    """Yield the ids of the blobs that a packed row takes slices of."""
-    return (blob for blob, _, _ in PIECE.iter_unpack(row) if blob != HOLE)
-
-
-def _read_small(lane: Lane, root: int, path: bytes, *, upper: bool) -> Small | None:
-    lane.store.check()
-    handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        # a file that has grown meanwhile is saved as far as it was small
-        data = os.read(handle, SMALL)
-        xattrs = attributes(handle, upper=upper, path=path)
-    finally:
-        os.close(handle)
-    pieces = PIECE.pack(lane.keep(data), 0, len(data)) if data else b""
-    return Small(pieces, len(data), tuple(xattrs.items()))
-
-
-def _ready(one: Waiting | Part) -> bool:
-    """Return whether finishing this one waits for nothing."""
-    if isinstance(one, Part):
-        return one.job is None or one.job.done()
-    return not one.reading or (one.batch is not None and one.batch.done())

@@ -19,7 +19,7 @@ from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import ID_BYTES, SnapshotDamagedError
 
-NODES_AT_ONCE = 64
+NODES_AT_ONCE = 256
 LISTS_AT_ONCE = 32
 
 

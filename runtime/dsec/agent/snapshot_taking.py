@@ -30,7 +30,7 @@ from dsec.agent.uplink import FencedError, RefusedError
 from dsec.api.snapshot import Consistency, SnapshotKind, SnapshotPlan, SnapshotRef
 from dsec.api.snapshot_store import PublishCall
 from dsec.snapshots.leases import Working, working
-from dsec.snapshots.limits import Limits
+from dsec.snapshots.limits import Limits, Moved
 from dsec.snapshots.saving import Saved, save
 from dsec.snapshots.scanning import SaveError, Source
 from dsec.snapshots.sealing import SnapshotDamagedError
@@ -48,6 +48,7 @@ FINAL, FINAL_MARK_SECONDS = "final", 30.0
 FIRST_PASS_BYTES = 32 << 20
 """A state of fewer bytes is read in less time than a first pass would save."""
 ERASE_BYTES = 1 << 20
+PROGRESS_SECONDS = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -224,6 +225,8 @@ class _Taking:
     wanted: Wanted
     shelf: Shelf
     lease: Working
+    told: float | None = None
+    """When its progress was a line of the log (monotonic)."""
 
     async def first_pass(self) -> None:
         """Send what there is while the program works; what is torn here is read again later."""
@@ -277,8 +280,23 @@ class _Taking:
                 avoid=self.lease.avoid,
                 cache=StatCache(_seen(bench, wanted)) if captured.dated else None,
                 limits=bench.limits,
+                progress=self._tell,
             )
             return saved, captured
+
+    def _tell(self, moved: Moved) -> None:
+        """Say now and then how far a long one has come."""
+        now = self.bench.clock.monotonic()
+        if self.told is None or now - self.told >= PROGRESS_SECONDS:
+            if self.told is not None:
+                _log.info(
+                    "snapshot goes on",
+                    sandbox=self.wanted.id,
+                    files=moved.files,
+                    bytes=moved.bytes,
+                    stored=moved.stored_bytes,
+                )
+            self.told = now
 
 
 def _ref(

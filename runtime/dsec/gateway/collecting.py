@@ -5,6 +5,7 @@ repository, so several at once are no more than one.
 """
 
 from contextlib import suppress
+import zlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,7 +32,8 @@ log = structlog.get_logger()
 
 async def daily(gateway: "Gateway") -> None:
     """Collect in every repository once a day, at a time of this gateway's own."""
-    await gateway.clock.sleep(gateway.randomness.random() * DAY_SECONDS)
+    part = zlib.crc32(gateway.config.identity.encode()) / (1 << 32)
+    await gateway.clock.sleep(part * DAY_SECONDS)
     while True:
         if gateway.config.snapshot_keys is not None:
             try:

@@ -145,6 +145,12 @@ async def test_what_another_region_took_or_has_is_left_to_it() -> None:
     home = Home(root=root, region="west", epoch=1, at=ours.clock.now(), who="ann")
     await take_home(ours.objects, PREFIX, home)
     assert await ours.left() == [1, 2, 3, 4, 5]
+    # and what this one took over is its own to sweep
+    taken = World()
+    await taken.save(region="west")
+    home = Home(root=root, region="east", epoch=1, at=taken.clock.now(), who="ann")
+    await take_home(taken.objects, PREFIX, home)
+    assert await taken.left() != [1, 2, 3, 4, 5]
 
 
 async def test_nothing_goes_where_the_time_is_not_sure() -> None:

@@ -112,12 +112,12 @@ class Sweeper:
         return len(going)
 
     async def _ours(self, prefix: str, refs: Iterable[SnapshotRef]) -> bool:
-        """Return whether this region took the newest of a lineage, and has it still."""
+        """Return whether a lineage is at home here: by its home, else by who took the newest."""
         counting = in_force(refs)
-        if not counting or counting[0].region != self.region:
+        if not counting:
             return False
         home = await home_of(self.objects, prefix, root_of(counting[0].lineage))
-        return home is None or home.region == self.region
+        return (counting[0].region if home is None else home.region) == self.region
 
     def _ended(self, newest: SnapshotRef, *, lives: bool) -> datetime | None:
         """Return since when nothing of a lineage goes on; None: it does, or may again."""

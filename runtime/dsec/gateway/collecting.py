@@ -4,8 +4,8 @@ Asked for by an operator, and once a day by each gateway: collectors share one w
 repository, so several at once are no more than one.
 """
 
-from contextlib import suppress
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog

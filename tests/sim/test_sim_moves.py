@@ -4,6 +4,7 @@ State of the simulated work is how long it has run for, so a restore that loses 
 shows in a number.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable
 from statistics import median
@@ -404,5 +405,69 @@ def test_case_opencomputer_239(simulate: Simulate, monkeypatch: Patch) -> None:
             await sim.clock.sleep(30)
             assert len(sim.live()) == 20
             assert len(set(sim.live())) == 20, "each has an identity of its own"
+
+    simulate(scenario)
+
+
+def test_snap_26_without_a_control_plane_snapshots_go_on_and_moves_are_refused(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """HA-08: each call is refused as `control-plane`, 503; what runs is saved by its plan."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one", "two")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: len(where(sim, uid)) == 1, 30)
+            (id_,) = sim.live()
+            leader = sim.leader()
+            assert leader is not None
+            await sim.kill(leader)
+            before = len(saving.reasons)
+            await sim.clock.sleep(700)
+            assert len(saving.reasons) - before >= 2, "its plan goes on"
+            for verb, body in (("migrate", {}), ("hibernate", {}), ("wake", {})):
+                path = f"/v1/projects/lab/sandboxes/{id_}/{verb}"
+                refused = await sim.client.post(path, json=body)
+                assert (refused.status_code, refused.json()["code"]) == (503, "control-plane")
+            assert [one[1:] for one in where(sim, uid)] == [(1, "running")]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("after", [0.1, 0.7, 0.9, 1.2])
+def test_a_leader_killed_while_one_falls_asleep_loses_nothing(
+    simulate: Simulate, monkeypatch: Patch, after: float
+) -> None:
+    """It runs on, or it sleeps and can be woken: never neither, never both."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one", "two")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: [one[2] for one in where(sim, uid)] == ["running"], 30)
+            (id_,) = sim.live()
+            await sim.clock.sleep(30)
+            place = f"/v1/projects/lab/sandboxes/{id_}"
+            asking = asyncio.ensure_future(sim.client.post(f"{place}/hibernate"))
+            await sim.clock.sleep(after)
+            first = sim.leader()
+            assert first is not None
+            sim.start_controller()
+            await sim.kill(first)
+            await settled(sim, lambda: sim.leader() is not None, 60)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await sim.clock.sleep(40)
+            assert doubles(sim) == []
+            woken = await sim.client.post(f"{place}/wake")
+            assert woken.status_code == 200, woken.text
+            await settled(sim, lambda: [one[2] for one in where(sim, uid)] == ["running"], 120)
+            assert list(sim.live()) == [id_]
+            assert all(ran > 25 for *_, ran in saving.restored)
 
     simulate(scenario)

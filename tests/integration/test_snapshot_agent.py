@@ -11,7 +11,7 @@ from agent_world import PROFILE, eventually, spec
 from dsec.agent.snapshot_taking import SnapshotFailedError
 from dsec.agent.substrates.simulated import SimulatedSubstrate
 from dsec.api.reasons import EndReason
-from dsec.api.sandbox import SandboxSpec
+from dsec.api.sandbox import SandboxSpec, SandboxState
 from dsec.api.snapshot import Consistency, RestoreFrom, SnapshotKind, SnapshotPlan
 from dsec.world.clock import SystemClock, system_randomness
 from snapshot_world import PREFIX, Site, SnapshotGateway, lineage
@@ -80,11 +80,10 @@ async def test_without_a_gateway_snapshots_wait_on_disk(site: Site) -> None:
     site.gateway.silent = False
     waited = len(list(pending.glob("*.json")))
     await site.start()
-    await eventually(lambda: len(site.gateway.published) > waited)
-    assert not any(pending.glob("*.json"))
-    last = site.entry(sandbox).status.snapshot
-    assert last is not None
-    assert last.seq >= 1 + waited
+    await eventually(lambda: not any(pending.glob("*.json")))
+    status = site.entry(sandbox).status
+    await eventually(lambda: status.snapshot is not None and status.snapshot.seq > waited)
+    assert len(site.gateway.published) > waited
 
 
 async def test_a_copy_that_counts_no_more_publishes_nothing(site: Site) -> None:
@@ -135,6 +134,31 @@ async def test_nothing_saved_before_is_no_failure_and_a_number_that_is_missing_i
     missing = await site.create(box(2, restore=RestoreFrom(lineage="exp/u/worker/0", seq=3)))
     end = await site.ended(missing)
     assert end.message == "restore: exp/u/worker/0@3 does not exist, nor any before it"
+
+
+async def test_a_restore_waits_for_the_control_plane_over_a_restart_of_the_agent(
+    site: Site,
+) -> None:
+    """It says so once; whatever the first agent had begun is begun anew."""
+    sandbox = await site.create(box(1))
+    await asyncio.sleep(0.2)
+    await site.snapshot(sandbox)
+    site.gateway.silent = True
+    other = box(2, restore=RestoreFrom(lineage=lineage(sandbox)))
+    assert site.agent is not None
+    await site.agent.create([other])
+    told = await site.row(other.identity.id, "snapshot-away")
+    assert told["why"].startswith("the restore waits for the control plane: ")
+    assert site.entry(other.identity.id).status.state is SandboxState.CREATING
+    await site.close()
+    await site.start()
+    await site.row(other.identity.id, "snapshot-away")
+    site.gateway.silent = False
+    assert (await site.row(other.identity.id, "snapshot-restored"))["seq"] == 1
+    entry = site.entry(other.identity.id)
+    await eventually(lambda: entry.status.state is SandboxState.RUNNING)
+    assert isinstance(site.substrate, SimulatedSubstrate)
+    assert site.substrate._run(other.identity.id).before >= 0.2
 
 
 @pytest.mark.case("gvisor#9767")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,11 +36,30 @@ from dsec.snapshots.verifying import verify
 from dsec.world.objects import ObjectStoreError
 from dsec.world.substrate import Hollow, SubstrateError
 
+HELD_MOST = 8
+"""Snapshots that a restore keeps from the collector: the newest, and those it may fall back to."""
 _log = structlog.get_logger(__name__)
 
 
 class _UnfitError(Exception):
     """This snapshot is not to be used; the message says why."""
+
+
+@dataclass(slots=True)
+class _Restoring:
+    """One sandbox that waits for its files. `written`: something has been put into it."""
+
+    bench: Bench
+    entry: Entry
+    wanted: RestoreFrom
+    again: Callable[[], Awaitable[None]]
+    written: bool = False
+
+    async def fresh(self) -> None:
+        """Make the sandbox anew where a failed try has left something in it."""
+        if self.written:
+            await self.again()
+            self.written = False
 
 
 async def restore_into(bench: Bench, entry: Entry, again: Callable[[], Awaitable[None]]) -> None:
@@ -48,30 +68,28 @@ async def restore_into(bench: Bench, entry: Entry, again: Callable[[], Awaitable
     `again` makes the sandbox anew, without what a failed try has left in it. Waits for the gateway
     where it is away. Raises SubstrateError where nothing can be restored that was asked for.
     """
-    wanted, attempt = entry.spec.restore, 0
-    if wanted is None:
+    if entry.spec.restore is None:
         return
+    one, attempt = _Restoring(bench, entry, entry.spec.restore, again), 0
     while True:
         try:
-            await _restore(bench, entry, wanted, again)
+            await _restore(one)
         except (ShelfAwayError, ObjectStoreError) as error:
             if attempt == 0:
                 why = "the restore waits for the control plane"
                 bench.note(entry, "snapshot-away", {"why": f"{why}: {error}"})
             await bench.clock.sleep(backoff(attempt, bench.randomness))
             attempt += 1
-            await again()
+            await one.fresh()
         except (FencedError, RefusedError) as error:
             raise SubstrateError(EndReason.INFRASTRUCTURE, f"restore: {error}") from error
         else:
             return
 
 
-async def _restore(
-    bench: Bench, entry: Entry, wanted: RestoreFrom, again: Callable[[], Awaitable[None]]
-) -> None:
+async def _restore(one: _Restoring) -> None:
+    bench, entry, wanted = one.bench, one.entry, one.wanted
     shelf = await bench.shelves.open(entry.spec.identity.id)
-    store, prefix = shelf.store, shelf.access.prefix
     candidates = await _candidates(shelf, wanted)
     if not candidates:
         if wanted.seq is not None:
@@ -81,17 +99,21 @@ async def _restore(
         bench.note(entry, "snapshot-none", {"lineage": wanted.lineage, "why": why})
         return
     async with working(
-        store, prefix, what="restoring", clock=bench.clock, randomness=bench.randomness,
-        holds=candidates,
-    ):  # fmt: skip
+        shelf.store,
+        shelf.access.prefix,
+        what="restoring",
+        clock=bench.clock,
+        randomness=bench.randomness,
+        holds=[ref.model_copy(update={"spec": {}}) for ref in candidates[:HELD_MOST]],
+    ):
         await shelf.repository.refresh()
         for ref in candidates:
             try:
-                await _one(bench, entry, wanted, shelf, ref)
+                await _one(one, shelf, ref)
             except (SnapshotDamagedError, ShortError, _UnfitError) as error:
                 body = {"lineage": ref.lineage, "seq": ref.seq, "why": str(error)}
                 bench.note(entry, "snapshot-damaged", body)
-                await again()
+                await one.fresh()
             else:
                 return
     newest, count = candidates[0], len(candidates)
@@ -109,15 +131,15 @@ async def _candidates(shelf: Shelf, wanted: RestoreFrom) -> list[SnapshotRef]:
     ]
 
 
-async def _one(
-    bench: Bench, entry: Entry, wanted: RestoreFrom, shelf: Shelf, ref: SnapshotRef
-) -> None:
+async def _one(one: _Restoring, shelf: Shelf, ref: SnapshotRef) -> None:
     """Restore one snapshot. Raises SnapshotDamagedError, _UnfitError, SubstrateError."""
+    bench, entry, wanted = one.bench, one.entry, one.wanted
     clock, sandbox = bench.clock, entry.spec.identity.id
     times = [clock.monotonic()]
     await _check(shelf, ref)
     async with bench.substrate.put_back(sandbox) as hollow:
         _fits(ref, hollow, entry, wanted)
+        one.written = True
         await asyncio.to_thread(_clear, hollow.root, ref)
         try:
             restored = await restore(

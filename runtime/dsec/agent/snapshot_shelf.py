@@ -7,7 +7,7 @@ taken while no gateway answered exists as soon as one does, also after a restart
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,7 @@ class Shelves:
         self._access: dict[str, Access] = {}
         self._lock = asyncio.Lock()
         self._publishing = asyncio.Lock()
+        self.late: Callable[[SnapshotRef], None] = lambda _: None
         self.waits = asyncio.Event()
         """Set while snapshots wait for a gateway."""
         if any(self._waiting()):
@@ -128,12 +129,15 @@ class Shelves:
     ) -> SnapshotRef | None:
         """Send what waits and make the snapshot exist; None: it waits on disk for a gateway.
 
-        Its number is set here. Raises LateError, DoomedError, StateError, and without `wait`
-        ShelfAwayError.
+        Its number is set here: what was taken before it comes before it. Raises LateError,
+        DoomedError, StateError, and without `wait` ShelfAwayError.
         """
         ref = call.ref
         try:
-            return await self._publish(shelf.store, shelf.access.prefix, call)
+            async with self._publishing:
+                for path in sorted(self._waiting(f"*-{ref.sandbox}-*")):
+                    await self._publish_late(path)
+                return await self._publish(shelf.store, shelf.access.prefix, call)
         except (AwayError, ObjectStoreError) as error:
             if not wait:
                 raise ShelfAwayError(f"control plane unavailable: {error}") from error
@@ -144,52 +148,59 @@ class Shelves:
             self.waits.set()
             return None
 
-    async def catch_up(self, done: Callable[[SnapshotRef], Awaitable[None]]) -> bool:
+    async def catch_up(self) -> bool:
         """Send and publish what waits from before, oldest first; False: the gateway is away.
 
-        `done` is told of each one that exists now. Raises OSError.
+        `late` is told of each one that exists now. Raises OSError.
         """
         for path in sorted(self._waiting()):
             try:
-                body = json.loads(path.read_bytes())
-                call, prefix = PublishCall.model_validate(body["call"]), str(body["prefix"])
-            except (ValueError, KeyError) as error:
-                _log.error("a waiting snapshot cannot be read", path=path.name, error=str(error))
-                path.unlink()
-                continue
-            store = self._store(call.ref.tenant, direct=False)
-            try:
-                await done(await self._publish(store, prefix, call))
+                async with self._publishing:
+                    await self._publish_late(path)
             except (AwayError, ObjectStoreError):
                 return False
-            except LateError as error:
-                _log.info("a waiting snapshot is void", sandbox=call.ref.sandbox, why=str(error))
-                store.drop(prefix)
-            except DoomedError as error:
-                _log.info("a waiting snapshot is void", sandbox=call.ref.sandbox, why=str(error))
-            path.unlink(missing_ok=True)
         return True
 
-    def _waiting(self) -> Iterator[Path]:
-        return self._pending.glob("[0-9]*.json")
+    async def _publish_late(self, path: Path) -> None:
+        """Publish what waits in a file. Raises AwayError, ObjectStoreError, OSError."""
+        try:
+            body = json.loads(await asyncio.to_thread(path.read_bytes))
+            call, prefix = PublishCall.model_validate(body["call"]), str(body["prefix"])
+        except FileNotFoundError:
+            # somebody else was faster
+            return
+        except (ValueError, KeyError) as error:
+            _log.error("a waiting snapshot cannot be read", path=path.name, error=str(error))
+            await asyncio.to_thread(path.unlink)
+            return
+        store = self._store(call.ref.tenant, direct=False)
+        try:
+            self.late(await self._publish(store, prefix, call))
+        except (LateError, DoomedError) as error:
+            _log.info("a waiting snapshot is void", sandbox=call.ref.sandbox, why=str(error))
+        await asyncio.to_thread(path.unlink)
+
+    def _waiting(self, name: str = "[0-9]*") -> Iterator[Path]:
+        return self._pending.glob(f"{name}.json")
 
     async def _publish(self, store: SpooledObjects, prefix: str, call: PublishCall) -> SnapshotRef:
-        async with self._publishing:
+        try:
+            await store.flush()
+        except DeniedError as error:
+            # nothing of this tenant runs here any more
+            store.drop(prefix)
+            raise LateError(str(error)) from error
+        lineage = call.ref.lineage
+        for _ in range(PUBLISH_TRIES):
+            seq = await next_seq(store, prefix, lineage)
+            ref = call.ref.model_copy(update={"seq": seq, "parent": seq - 1 or None})
             try:
-                await store.flush()
-            except DeniedError as error:
+                return await self._exist(call.model_copy(update={"ref": ref}))
+            except TakenError as error:
+                _log.info("number taken, will try the next", why=str(error))
+            except (FencedError, RefusedError) as error:
                 raise LateError(str(error)) from error
-            lineage = call.ref.lineage
-            for _ in range(PUBLISH_TRIES):
-                seq = await next_seq(store, prefix, lineage)
-                ref = call.ref.model_copy(update={"seq": seq, "parent": seq - 1 or None})
-                try:
-                    return await self._exist(call.model_copy(update={"ref": ref}))
-                except TakenError as error:
-                    _log.info("number taken, will try the next", why=str(error))
-                except (FencedError, RefusedError) as error:
-                    raise LateError(str(error)) from error
-            raise ObjectStoreError(f"{lineage}: {PUBLISH_TRIES} numbers in a row were taken")
+        raise ObjectStoreError(f"{lineage}: {PUBLISH_TRIES} numbers in a row were taken")
 
     async def _exist(self, call: PublishCall) -> SnapshotRef:
         """Publish; where the answer is lost, ask again with the same number: it is idempotent."""

@@ -28,6 +28,7 @@ class Snapshots:
         """Use a bench. Raises OSError."""
         self._b = bench
         self._own: dict[str, Own] = {}
+        bench.shelves.late = self._late
         (bench.directory / "seen").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def marks(self, sandbox_id: str) -> Marks:
@@ -40,7 +41,7 @@ class Snapshots:
         while True:
             await shelves.waits.wait()
             shelves.waits.clear()
-            if not await shelves.catch_up(self._late):
+            if not await shelves.catch_up():
                 shelves.waits.set()
                 await self._b.clock.sleep(CATCH_UP_SECONDS)
 
@@ -154,7 +155,7 @@ class Snapshots:
             self._exists(entry, ref)
         return ref
 
-    async def _late(self, ref: SnapshotRef) -> None:
+    def _late(self, ref: SnapshotRef) -> None:
         """Tell of a snapshot that had to wait and exists now."""
         entry = self._b.core.get(ref.sandbox)
         if entry is not None:

@@ -16,6 +16,8 @@ from dsec.api.lineage import lineage_of
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxState
 from dsec.api.snapshot import SnapshotRef
+from dsec.snapshots.layout import prefix_of
+from dsec.snapshots.refs import body_of, ref_key
 from dsec.world.substrate import SubstrateError
 from sim_world import Sim
 
@@ -94,6 +96,8 @@ class Saving:
             spec=entry.spec.wire(),
         )
         refs.append(ref)
+        key = ref_key(prefix_of(ref.tenant), ref.lineage, ref.seq)
+        await self.sim.objects.put(key, body_of(ref))
         self.ran[lineage, ref.seq] = ran
         return ref
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dsec.api.experiment import Completion
+from dsec.api.lineage import lineage_of
 from dsec.api.nodes import AgentSettings
 from dsec.api.reasons import EndReason, PendingReason
 from dsec.api.records import Experiment
@@ -21,8 +22,9 @@ from dsec.journal.inputs import InputMissingError, Inputs
 from dsec.journal.keyed import new_id
 from dsec.journal.results import ResultReader
 from dsec.placement.refusal import Refusal
+from dsec.snapshots.layout import prefix_of, under
 from dsec.world.clock import Clock, Randomness
-from dsec.world.objects import ObjectStoreError
+from dsec.world.objects import ObjectStore, ObjectStoreError
 
 Place = tuple[str, int, int]
 """Of a replica within its experiment: role, index, incarnation."""
@@ -36,6 +38,8 @@ class Candidates:
     results: ResultReader
     clock: Clock
     randomness: Randomness
+    snapshots: ObjectStore | None = None
+    """Where snapshots are; None: every restore is asked for, saved or not."""
     _made: dict[str, dict[Place, Binding]] = field(default_factory=dict)
     """By the uid of their experiment."""
 
@@ -93,10 +97,42 @@ class Candidates:
                 known.behind = slot.last.behind if slot.last else ""
                 known.order = len(fresh)
                 fresh[key] = known
+        copies = {(p.role.name, slot.index): slot.last for p in plans for slot in p.slots.values()}
+        new = {k: b for k, b in fresh.items() if k not in made}
+        unsure = [(b, copies.get(k[:2])) for k, b in new.items()]
+        await self._unsaved(resolved.tenant, uid, unsure)
         self.forget(uid)
         if fresh:
             self._made[uid] = fresh
         return list(fresh.values())
+
+    async def _unsaved(
+        self, tenant: str, uid: str, fresh: Sequence[tuple[Binding, Binding | None]]
+    ) -> None:
+        """Let what was never saved start as its last copy did: its node would look in vain.
+
+        Where the store does not answer the node asks it.
+        """
+        asking = [
+            (one, last)
+            for one, last in fresh
+            if one.spec.restore is not None
+            and one.spec.restore.lineage == lineage_of(one.spec.identity)
+        ]
+        if not asking or self.snapshots is None:
+            return
+        below = under(prefix_of(tenant), "refs", "exp", uid, "")
+        try:
+            keys = [info.key for info in await self.snapshots.list(below)]
+        except ObjectStoreError:
+            return
+        saved = {key.removeprefix(below).rpartition("/")[0] for key in keys}
+        for one, last in asking:
+            identity = one.spec.identity
+            if f"{identity.role}/{identity.index}" not in saved:
+                before = last.spec.restore if last is not None else None
+                own = before is not None and before.lineage == lineage_of(identity)
+                one.spec.restore = None if own else before
 
     def _arrived(self, experiment: Experiment, slot: Slot) -> datetime:
         """Return since when a replica waits in line: the displaced not before they were that."""

@@ -191,7 +191,11 @@ class Term:
                 self.collector,
                 self.fleet,
                 Candidates(
-                    Inputs(world.objects), ResultReader(world.objects), clock, world.randomness
+                    Inputs(world.objects),
+                    ResultReader(world.objects),
+                    clock,
+                    world.randomness,
+                    world.objects,
                 ),
                 history,
                 clock,

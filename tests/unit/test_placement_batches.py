@@ -1,5 +1,6 @@
 """A batch of equal requests decides exactly as the same requests one at a time, in any cluster."""
 
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -116,6 +117,31 @@ def test_a_batch_decides_as_single_requests_do(seed: int, weights: Weights, leve
     assert together.digest() == singly.digest()
 
 
+@pytest.mark.parametrize("gpu", [*GPUS[2:4], *GPUS[5:]])
+def test_a_class_that_comes_again_decides_as_single_requests_do(gpu: dict[str, object]) -> None:
+    """What became of nodes is remembered between batches, and only for what it is true of."""
+    random = Random(5)  # noqa: S311  test data, no secret
+    nodes, mix = cluster(random, 24), Mix()
+    together, singly = ClusterView(nodes), ClusterView(nodes)
+    slices = "1g.10gb" if gpu.get("gpu_mode") is GpuMode.MIG else ""
+    kinds = [
+        Request("", Resources(cpu_milli=cpu, memory_bytes=GIB, **gpu), gpu_slices=slices)
+        for cpu in (500, 7000)
+    ]
+    # learned once, so that the tables stay
+    mix.observe(demand_of(kinds[0], Asked.of(kinds[0])), 100)
+    for number in range(12):
+        kind = random.choice(kinds)
+        requests = [replace(kind, id=f"{number}-{one}") for one in range(25)]
+        found = place(together, requests, mix=mix, learn=False)
+        for request, decision in zip(requests, found, strict=True):
+            assert [decision] == place(singly, [request], mix=mix, learn=False)
+        for id_ in random.sample(list(together.bookings()), len(together.bookings()) // 2):
+            together.release(id_)
+            singly.release(id_)
+    assert together.digest() == singly.digest()
+
+
 def test_a_record_of_scores_sums_to_the_cost() -> None:
     """The parts that are told are the parts that decided."""
     random = Random(1)  # noqa: S311  test data, no secret
@@ -145,3 +171,11 @@ def test_what_a_client_takes_follows_a_card_that_is_replaced() -> None:
             view.release(decision.id)
     fresh = Accelerator("card", "T4", 80 * GIB, (GpuMode.SHARES,)).allocatable_bytes
     assert milli[80] == 4 * GIB * 1000 // fresh < milli[16]
+
+
+def test_the_key_of_a_class_has_every_field_but_the_id() -> None:
+    """A field that is left out would place unlike requests as one class."""
+    request = Request("a", Resources(cpu_milli=1, memory_bytes=GIB))
+    rest = tuple(getattr(request, one.name) for one in fields(Request) if one.name != "id")
+    assert request.class_key() == rest
+    assert Request("b", *request.class_key()) == replace(request, id="b")

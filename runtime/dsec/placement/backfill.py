@@ -17,7 +17,6 @@ from typing import Protocol
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import OverCapacityError
 from dsec.placement.engine import place
-from dsec.placement.gangs import CLASS
 from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision, Request
 from dsec.placement.view import ClusterView
@@ -170,7 +169,7 @@ def _runs(waiting: Sequence[Work]) -> Iterator[list[Work]]:
 
 def _kind(work: Work) -> list[object]:
     """Return what decides where work fits: all but its names."""
-    return [CLASS(request) for request in work.requests]
+    return [request.class_key() for request in work.requests]
 
 
 Wanting = Callable[[Work, Decision], bool]

@@ -87,7 +87,8 @@ class Chooser:
         usable -= taken
         usable -= change
         np.maximum(usable, 0.0, out=usable)
-        cost = p.surface.read(p.group[rows], cpu, usable, p.idle[rows] - broken)
+        idle = p.idle[rows] - broken if p.surface.keeps else None
+        cost = p.surface.read(p.group[rows], cpu, usable, idle)
         cost += change
         cost -= p.stranded[rows]
         return cost
@@ -284,12 +285,16 @@ class ClientChooser(Chooser):
 
     def take(self, course: Course) -> None:
         """Give the cards that were chosen; only those are looked at anew."""
-        clients, kinds = course.clients, self.derived.kinds_of(course.profile)
-        numbers = tuple([clients[at][0] for at in course.at])
-        course.chosen.append(numbers)
-        self.give(course, numbers, [self._claims[kinds[number]] for number in numbers])
-        changes = self._changes(course, [clients[at] for at in course.at])
-        for at, change in zip(course.at, changes, strict=True):
+        states, kinds = course.states, self.derived.kinds_of(course.profile)
+        devices, changed = self.view.profiles[course.profile].devices, []
+        chosen = [course.clients[at] for at in course.at]
+        for number, _, _ in chosen:
+            state = states[number]
+            take(state, devices[number], self._claims[kinds[number]])
+            changed.append((number, tuple(state)))
+        course.chosen.append(tuple([number for number, _, _ in chosen]))
+        course.changes.append(changed)
+        for at, change in zip(course.at, self._changes(course, chosen), strict=True):
             course.offers[at] = change
 
     def held(self, spot: Spot, course: Course, turn: int) -> Held:

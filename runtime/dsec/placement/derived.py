@@ -55,6 +55,8 @@ class Parts(NamedTuple):
 class StaticClass:
     """One class of requests on the nodes of one generation."""
 
+    key: Key
+    """All of a request that filters and static scores look at."""
     rows: Ints | None
     """Rows that may take it, the cheapest first; None: all, in their order."""
     base: Floats
@@ -177,7 +179,7 @@ class Derived:
             if len(self._classes) >= MOST_CLASSES:
                 self._classes.clear()
                 self._verdicts.clear()
-            found = self._classes[key] = self._class(view, request, asked)
+            found = self._classes[key] = self._class(view, request, asked, key)
         return found
 
     def parts(self, static: StaticClass, asked: Asked) -> Parts:
@@ -215,7 +217,7 @@ class Derived:
             verdicts.cost.append(static_cost(node, request, asked, self.weights))
         return verdicts
 
-    def _class(self, view: ClusterView, request: Request, asked: Asked) -> StaticClass:
+    def _class(self, view: ClusterView, request: Request, asked: Asked, key: Key) -> StaticClass:
         verdicts = self.verdicts(view, request, asked)
         fits = [why is None for why in verdicts.why]
         mask = np.array(fits, dtype=bool)[view.profile]
@@ -231,7 +233,7 @@ class Derived:
         elif not mask.all():
             rows = np.flatnonzero(mask)
         suits = self._suits(view, request, asked, fits)
-        return StaticClass(rows, base, suits, self._kinds(fits))
+        return StaticClass(key, rows, base, suits, self._kinds(fits))
 
     def _local(self, view: ClusterView, request: Request) -> Floats:
         """Return the cost of fetching data sets and image, by row."""

@@ -13,7 +13,7 @@ from functools import partial
 from dsec.api.reasons import PendingReason
 from dsec.placement.asked import Asked, mistakes
 from dsec.placement.derived import derived_of
-from dsec.placement.gangs import CLASS, PlaceClass, pack, place_unit
+from dsec.placement.gangs import PlaceClass, pack, place_unit
 from dsec.placement.machines import Ints
 from dsec.placement.mix import Demand, Mix
 from dsec.placement.refusal import Refusal
@@ -91,8 +91,8 @@ def _end(requests: Sequence[Request], start: int) -> int:
     """Return the end of the stretch of equal requests without a gang that begins at `start`."""
     end = start + 1
     if end < len(requests):
-        own = CLASS(requests[start])
-        while end < len(requests) and CLASS(requests[end]) == own:
+        own = requests[start].class_key()
+        while end < len(requests) and requests[end].class_key() == own:
             end += 1
     return end
 

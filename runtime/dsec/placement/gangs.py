@@ -11,7 +11,6 @@ by their whole path, so `rack-1` of one zone is not that of another, and no name
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +26,6 @@ from dsec.placement.view import ClusterView
 
 TRIES = 64
 """Domains of a level that are tried: the sums that choose them are seldom wrong."""
-CLASS = attrgetter(*(name for name in Request.__slots__ if name != "id"))
-"""What makes requests equal for placement."""
 
 
 class PlaceClass(Protocol):
@@ -99,7 +96,7 @@ def _runs(members: Sequence[Request]) -> list[list[Request]]:
     for one in members:
         last = runs[-1][0] if runs else None
         same = last is not None and (
-            (one.near and one.near == last.near) or CLASS(one) == CLASS(last)
+            (one.near and one.near == last.near) or one.class_key() == last.class_key()
         )
         if same:
             runs[-1].append(one)

@@ -130,12 +130,12 @@ def card_shortfalls(view: ClusterView, rows: Ints, request: Request, asked: Aske
 
 
 def _count(flags: Flags) -> Ints:
-    """Return how many cards of each row are meant: sums of few values each are slow."""
-    bits = np.bitwise_count(np.packbits(flags, axis=1))
-    found = bits[:, 0].astype(np.int64)
-    for column in range(1, bits.shape[1]):
-        found += bits[:, column]
-    return found
+    """Return how many cards of each row are meant: eight at once, since short sums are slow."""
+    lacking = -flags.shape[1] % 8
+    if lacking:
+        flags = np.pad(flags, ((0, 0), (0, lacking)))
+    bits = np.bitwise_count(np.packbits(flags)).reshape(len(flags), -1)
+    return np.asarray(bits.sum(axis=1, dtype=np.int64))
 
 
 def _short(name: str, asked: int, free: Ints, most: Ints, every: int) -> list[Refusal]:

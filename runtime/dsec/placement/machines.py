@@ -9,6 +9,7 @@ plain Python numbers that are written back at once: numpy is slow on single valu
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -298,14 +299,14 @@ class Machines:
                 self.columns[:, row] = figures
         else:
             rows = [row for row, _ in columns]
-            self.columns[:, rows] = np.array([one for _, one in columns], dtype=np.int64).T
+            self.columns[:, rows] = _array([one for _, one in columns]).T
         states = [(row, number, one) for row, of in cards for number, one in of.items()]
         if len(states) <= _FEW:
             for row, number, one in states:
                 self.cards[:, row, number] = one
         elif states:
             at = [row for row, _, _ in states], [number for _, number, _ in states]
-            self.cards[:, at[0], at[1]] = np.array([one for _, _, one in states], np.int64).T
+            self.cards[:, at[0], at[1]] = _array([one for _, _, one in states]).T
 
     def binds(self, column: int, amount: int) -> bool:
         """Return whether some node may lack that amount."""
@@ -319,6 +320,12 @@ class Machines:
         """Return what is free on a node, by the names of refusals."""
         columns = self.load(self.row(name), cards=False).columns
         return {NAMES[column]: columns[column] for column in NAMES}
+
+
+def _array(figures: Sequence[Sequence[int]]) -> Ints:
+    """Return figures of equal length as an array: in half the time that `np.array` takes."""
+    size = len(figures) * len(figures[0])
+    return np.fromiter(chain.from_iterable(figures), np.int64, size).reshape(len(figures), -1)
 
 
 def _order_key(node: Node) -> tuple[bool, bytes, str]:

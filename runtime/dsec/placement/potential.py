@@ -13,11 +13,16 @@ from dsec.placement.accelerators import Card, CardState
 from dsec.placement.dimensions import WHOLE, Column
 from dsec.placement.mix import Group, Mix
 from dsec.placement.request import Node
+from dsec.placement.spots import Course
 from dsec.placement.stranding import CARD, Floats, Ints, Tables, card_table, node_table, stack
 from dsec.placement.view import ClusterView
 
 UNLEARNED = stack([(card_table([]), node_table([], WHOLE, 1))], 0)
 """Tables of no mix at all: a broken card is filled before a new one, and nodes in their order."""
+MOST_COURSES = 64
+"""Remembered of each class of requests, and classes with any."""
+Courses = dict[tuple[int, int, bytes], Course | None]
+"""What becomes of nodes, by what decides it: description, free CPU and cards."""
 _MILLI, _OPEN, _CPU = int(Card.MILLI), int(Card.OPEN), int(Column.CPU)
 
 
@@ -74,10 +79,10 @@ class Surface:
         self._kept = kept.reshape(-1)
         self._kept_values: list[float] = self._kept.tolist() if self.keeps else []
 
-    def read(self, group: Ints, cpu: Ints, usable: Floats, idle: Ints) -> Floats:
+    def read(self, group: Ints, cpu: Ints, usable: Floats, idle: Ints | None) -> Floats:
         """Return H of nodes, and what their idle cards are worth where that counts.
 
-        group[n], free CPU milli[n] (not negative), usable milli[n], idle cards[n].
+        group[n], free CPU milli[n] (not negative), usable milli[n], idle cards[n] where `keeps`.
         """
         cpu_scale, usable_scale = self._cpu_scale, self._usable_scale
         x = cpu * (cpu_scale if isinstance(cpu_scale, float) else cpu_scale[group])
@@ -97,7 +102,7 @@ class Surface:
         value += found[:, 2] * y
         x *= y
         value += found[:, 3] * x
-        if self.keeps:
+        if self.keeps and idle is not None:
             kept = group * (self.size // self._width) + row.astype(np.int64)
             kept *= self._kept_width
             kept += np.minimum(np.maximum(idle, 0), self._kept_width - 1)
@@ -138,6 +143,7 @@ class Potential:
         "bases",
         "bases_of_profile",
         "codes",
+        "courses",
         "group",
         "group_of_profile",
         "idle",
@@ -151,6 +157,8 @@ class Potential:
     def __init__(self, view: ClusterView, tables: Tables, groups: list[int]) -> None:
         """Make it anew; `groups` has the group of each of the view's profiles."""
         self.tables = tables
+        self.courses: dict[tuple[object, ...], Courses] = {}
+        """By class of requests. They depend on descriptions of nodes and tables alone."""
         self.surface = Surface(tables)
         self.group_of_profile = groups
         self.bases_of_profile = [group * CARD for group in groups]
@@ -160,13 +168,23 @@ class Potential:
         """V of an idle card of each row."""
         self.codes: dict[int, Ints] = {}
         """By mode bit: codes[card, row] as a client of that mode sees them, 0 free where closed."""
-        milli = view.cards[Card.MILLI]
+        # by card first: sums over a row's few cards one after the other are slow
+        milli = np.ascontiguousarray(view.cards[Card.MILLI].T)
         cpu = np.maximum(view.columns[Column.CPU], 0)
-        values = tables.card_values[milli + self.bases[:, None]] if milli.size else milli
-        self.usable: Floats = (milli - values).sum(axis=1, dtype=np.float64)
-        self.idle: Ints = (milli == WHOLE).sum(axis=1, dtype=np.int64)
+        usable = tables.card_values.take(milli + self.bases)
+        self.usable: Floats = np.subtract(milli, usable, out=usable).sum(axis=0)
+        self.idle: Ints = (milli == WHOLE).sum(axis=0, dtype=np.int64)
         """Idle cards; kept up to date while the tables ask for them."""
         self.stranded: Floats = self.surface.read(self.group, cpu, self.usable, self.idle)
+
+    def courses_of(self, key: tuple[object, ...]) -> Courses:
+        """Return what became of nodes before that requests of a class came to."""
+        found = self.courses.get(key)
+        if found is None or len(found) > MOST_COURSES:
+            if len(self.courses) > MOST_COURSES:
+                self.courses.clear()
+            found = self.courses[key] = {}
+        return found
 
     def codes_for(self, view: ClusterView, bit: int) -> Ints:
         """Return codes[card, row] as a client of a mode sees them; kept up to date from now on."""
@@ -218,6 +236,7 @@ class Potential:
         other.codes = {bit: codes.copy() for bit, codes in self.codes.items()}
         other.usable, other.stranded = self.usable.copy(), self.stranded.copy()
         other.idle = self.idle.copy()
+        other.courses = {}
         return other
 
 

@@ -55,7 +55,6 @@ class Pricing:
         "_derived",
         "_entered",
         "_kind",
-        "_known",
         "_level",
         "_needs",
         "_plain",
@@ -83,8 +82,6 @@ class Pricing:
         self._plain = not (balanced or kind.request.spread or self._stage is not None)
         """Nothing but cards makes one node cost more than before."""
         self._entered: list[Booking] = []
-        self._known: dict[tuple[int, int, bytes], Course | None] = {}
-        """What becomes of nodes, by what decides it: description, free CPU and cards."""
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -116,9 +113,10 @@ class Pricing:
 
     def _courses(self, rows: Sequence[int]) -> list[Course | None]:
         """Return what will become of nodes; those in one state share it."""
-        view, known = self._view, self._known
+        view = self._view
         if len(rows) == 1 or self._chooser is None:
             return [self._course(row) for row in rows]
+        known = self._potential.courses_of((self._kind.static.key, self._asked))
         cards = np.ascontiguousarray(view.cards.take(rows, axis=1).transpose(1, 2, 0))
         text, size = cards.tobytes(), cards[0].nbytes
         found: list[Course | None] = []

@@ -23,7 +23,6 @@ from dsec.api.decisions import DecisionRecord, LedgerFigure, Rejection, Score
 from dsec.placement.accelerators import Accelerator
 from dsec.placement.asked import canonical
 from dsec.placement.entries import Entry
-from dsec.placement.gangs import CLASS
 from dsec.placement.ledger import Ledger
 from dsec.placement.refusal import Refusal
 from dsec.placement.rejected import rejected
@@ -98,7 +97,7 @@ def records(
     members, last = None, None
     for position, request in enumerate(requests):
         # a burst comes in stretches of equal requests, which share their resources
-        key = CLASS(request)
+        key = request.class_key()
         if members is None or key != last:
             members, last = classes.setdefault(class_of(request), []), key
         members.append(position)
@@ -143,10 +142,8 @@ def ledger_figures(ledger: Ledger, entry: Entry) -> list[LedgerFigure]:
 
 def class_of(request: Request) -> tuple[object, ...]:
     """Return what makes two requests equal for placement: all but their ids."""
-    return (tuple(request.resources.__dict__.values()), *(getattr(request, f) for f in _CLASS))
-
-
-_CLASS = tuple(one.name for one in fields(Request) if one.name not in {"id", "resources"})
+    resources, *wishes = request.class_key()
+    return (tuple(resources.__dict__.values()), *wishes)
 
 
 def asked_of(request: Request) -> dict[str, object]:

@@ -185,7 +185,8 @@ class Search:
             if self._chooser is not None:
                 rows, stranded = self._chooser.candidates(rows, left)
             else:
-                stranded = p.surface.read(p.group[rows], left, p.usable[rows], p.idle[rows])
+                idle = p.idle[rows] if p.surface.keeps else None
+                stranded = p.surface.read(p.group[rows], left, p.usable[rows], idle)
                 stranded -= p.stranded[rows]
         cost = self.static.base[rows]
         if stranded is not None:
@@ -237,7 +238,7 @@ class Search:
             only = pricing.enter(members[0], spot)
             pricing.close(spots)
             return [only]
-        turns = _Turns(self, rows, costs)
+        turns = _Turns(self, rows, costs, len(members))
         found = turns.take(members)
         pricing.close(turns.spots)
         return found
@@ -251,9 +252,10 @@ def _sure(pricing: Pricing, spot: Spot) -> None:
 class _Turns:
     """Whose turn it is: of the nodes that were opened and those that were not, the cheapest."""
 
-    def __init__(self, search: Search, rows: Ints, costs: Floats) -> None:
+    def __init__(self, search: Search, rows: Ints, costs: Floats, most: int) -> None:
         self._search, self._pricing = search, search.pricing
-        order = costs.argsort(kind="stable")
+        # each request opens one at most
+        order = costs.argsort(kind="stable")[: most + OPENED]
         self._closed = list(zip(costs[order].tolist(), order.tolist(), strict=True))
         """Those that were not opened, from `_first` on; of equal ones in the order of nodes."""
         self._first = 0

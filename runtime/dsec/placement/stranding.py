@@ -122,9 +122,7 @@ def node_table(
     bounds = np.cumsum([one.weight for one in ordered])
     drawn = np.searchsorted(bounds / bounds[-1], _uniform(samples, draws), side="right")
     drawn = np.minimum(drawn, len(ordered) - 1)
-    total: Floats = np.zeros((len(cpu), len(usable)))
-    for poured in _poured(drawn, cores, asked, cpu):
-        total += np.maximum(usable - poured[:, None], 0.0)
+    total = _left(_poured(drawn, cores, asked, cpu), usable, usable_step)
     return NodeTable(cpu_step, usable_step, total / samples)
 
 
@@ -147,6 +145,23 @@ def _poured(drawn: Ints, cores: Singles, asked: Singles, cpu: Floats) -> Singles
         poured += need * flows
         free -= need * (need_cpu / need) * flows
     return poured
+
+
+def _left(poured: Singles, usable: Floats, step: float) -> Floats:
+    """Return the sum over sequences of max(usable - poured, 0), [row, usable].
+
+    By the number and the sum of what is below each usable figure. All are whole milli and far from
+    what floats hold exactly, so that the order of adding does not matter.
+    """
+    rows, columns = poured.shape[1], len(usable)
+    exact = poured.astype(np.float64)
+    # the first usable figure above; what is above all of them is never left
+    first = np.minimum(exact // step, columns).astype(np.int64) + 1
+    at = (first + np.arange(rows) * (columns + 2)).ravel()
+    size, shape = rows * (columns + 2), (rows, columns + 2)
+    count = np.bincount(at, minlength=size).reshape(shape).cumsum(axis=1)
+    below = np.bincount(at, exact.ravel(), size).reshape(shape).cumsum(axis=1)
+    return np.asarray(usable * count[:, :columns] - below[:, :columns])
 
 
 def _size(shape: Shape) -> tuple[int, int]:

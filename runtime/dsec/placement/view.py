@@ -7,7 +7,6 @@ free on a node).
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -20,8 +19,6 @@ from dsec.placement.request import Decision, Health, Node, Request
 from dsec.placement.scratch import Scratch, claim_fits
 
 __all__ = ["Booking", "ClusterView", "Forkable", "Ints"]
-
-_WISHES = attrgetter(*(name for name in Request.__slots__ if name not in ("id", "resources")))
 
 
 class Forkable(Protocol):
@@ -274,11 +271,11 @@ class ClusterView(Machines):
         texts: dict[tuple[object, ...], str] = {}
         for id_ in sorted(self._bookings):
             request, *held = self._bookings[id_]
-            wishes = _WISHES(request)
-            key = (id(request.resources), wishes)
+            resources, *wishes = request.class_key()
+            key = (id(resources), *wishes)
             text = texts.get(key)
             if text is None:
-                text = texts[key] = canonical((request.resources, wishes))
+                text = texts[key] = canonical((resources, wishes))
             content.update(f"{id_!r} {text} {held!r}".encode())
         return content.hexdigest()
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dsec.placement.gangs import CLASS
 from dsec.placement.request import Request
 from dsec.placement.view import ClusterView, Ints
 from dsec.scaling.nodes.offerings import FleetNode, tolerant
@@ -130,7 +129,7 @@ def with_slack(found: Need, state: FleetState, slack: float) -> Need:
 def places_of(buffer: Buffer, count: int, start: int = 0) -> list[Pending]:
     """Return the places of a buffer as requests that wait."""
     # all but the id is the same; made by position, which is much faster than by name
-    rest = CLASS(tolerant(buffer.request))
+    rest = tolerant(buffer.request).class_key()
     return [
         Pending(Request(f"buffer/{buffer.name}/{number}", *rest), math.inf, 0.0)
         for number in range(start, start + count)

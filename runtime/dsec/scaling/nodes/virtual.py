@@ -12,7 +12,6 @@ import numpy as np
 
 from dsec.placement.asked import Asked
 from dsec.placement.engine import place, place_class
-from dsec.placement.gangs import CLASS
 from dsec.placement.request import Decision, Health, Request
 from dsec.placement.view import ClusterView, Ints
 from dsec.scaling.nodes.offerings import FleetNode, NodePhase, Running, tolerant
@@ -139,7 +138,7 @@ def fit(
     requests = [one.request for one in work.members]
     first = tolerant(work.request)
     if first is not work.request:
-        rest = CLASS(first)
+        rest = first.class_key()
         requests = [Request(one.id, *rest) for one in requests]
     everywhere = rows_in(view, regions)
     found: dict[str, str] = {}

@@ -29,7 +29,8 @@ def test_a_fault_of_ours_is_no_mistake_of_the_caller(
     async def end(_: object) -> None:
         raise problem
 
-    controller: Any = SimpleNamespace(create=end, end=end, dump=end)
+    calls = ("create", "end", "extend", "move", "lease", "dump")
+    controller: Any = SimpleNamespace(**dict.fromkeys(calls, end))
     client = TestClient(build_app(controller, "s"), raise_server_exceptions=False)
     headers = {"Authorization": "Bearer s"}
     answer = client.post("/internal/v1/end", json=END, headers=headers)

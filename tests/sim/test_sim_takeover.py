@@ -343,6 +343,6 @@ def test_a_waiting_replica_fills_no_history(simulate: Callable[..., None]) -> No
             assert len(rows) == 1, [row.body["why"] for row in rows]
             term = process.controller.term
             assert term is not None
-            assert len(term.placer._told) == 1
+            assert len(term.placer.teller._told) == 1
 
     simulate(scenario)

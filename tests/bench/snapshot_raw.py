@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsec.snapshots.limits import MIB
+from dsec.snapshots.limits import Limits
 from dsec.world.s3bytes import S3Bytes
 from dsec.world.s3config import S3Config
 from snapshot_told import Watch, leave
 
-PART = 16 * MIB
-AT_ONCE = 3
+PART, AT_ONCE = Limits().pack_bytes, Limits().uploads
 
 
 async def work(order: dict[str, Any]) -> dict[str, Any]:

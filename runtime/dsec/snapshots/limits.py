@@ -24,7 +24,8 @@ class Limits:
     """Requests to the store at the same time."""
     bytes_per_second: float | None = None
     """Of stored bytes sent or fetched; unset: as fast as it goes."""
-    pack_bytes: int = 16 * MIB
+    pack_bytes: int = 12 * MIB
+    """Two in the making and three on their way keep a save well below 256 MiB in all."""
     level: int = 2
     """Of zstd."""
 

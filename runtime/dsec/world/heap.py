@@ -23,7 +23,7 @@ def settle() -> None:
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Options of glibc's mallopt."""
-KEPT_BLOCK, KEPT_FREE = 64 << 20, 32 << 20
+KEPT_BLOCK, KEPT_FREE = 64 << 20, 16 << 20
 
 
 def keep_buffers() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Config as S3StoreConfig
 
 SECONDS = 60
-"""For one whole request: a pack of 16 MiB at 300 KiB/s."""
+"""For one whole request: a pack of 12 MiB at 200 KiB/s."""
 
 T = TypeVar("T")
 

@@ -224,19 +224,24 @@ class Placer:
 
     async def run(self) -> None:
         """Serve rounds for ever. Raises FencedError, ObjectStoreError: the term is over then."""
+        ticking = asyncio.ensure_future(self._tick())
         try:
             while True:
-                timer = asyncio.ensure_future(self._clock.sleep(TICK_SECONDS))
-                woken = asyncio.ensure_future(self._wake.wait())
-                await asyncio.wait({timer, woken}, return_when=asyncio.FIRST_COMPLETED)
-                timer.cancel()
-                woken.cancel()
+                # at once: agents take what is bound while the next calls are read
+                await self._wake.wait()
                 self._wake.clear()
                 async with self.rounding:
                     await self._round()
+                await asyncio.sleep(0)
         finally:
+            ticking.cancel()
             for submission in self._inbox:
                 submission.done.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(TICK_SECONDS)
+            self._wake.set()
 
     async def _round(self) -> None:
         submissions = self._next()

@@ -20,7 +20,7 @@ from dsec.controllers.images import DeclaredImages
 from dsec.controllers.leasing import Leasing
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
-from dsec.journal.keyed import keyed_binding, new_id, reference_of
+from dsec.journal.keyed import keyed_binding, new_ids, reference_of
 from dsec.world.cache import Cache
 from dsec.world.clock import Clock, Randomness
 from dsec.world.registry import ImageUnknownError
@@ -58,6 +58,8 @@ class KeyedCreates:
         refused: dict[int, KeyedAnswer] = {}
         broke = self.money(name, call.project)
         wants: list[Binding] = []
+        now = self.clock.now()
+        ids = new_ids(len(images), self.clock, self.randomness)
         for number, (create, image) in enumerate(zip(call.batch.creates, images, strict=True)):
             if isinstance(image, ImageUnknownError):
                 refused[number] = _refused(create, image)
@@ -72,9 +74,9 @@ class KeyedCreates:
                     tenant=name,
                     project=call.project,
                     rights=rights,
-                    sandbox=new_id(self.clock, self.randomness),
+                    sandbox=ids[number],
                     correlation=call.correlation_id,
-                    now=self.clock.now(),
+                    now=now,
                 )
             )
         answers: Iterator[KeyedAnswer] = iter(())

@@ -24,14 +24,23 @@ SIMULATED_LABEL = "dsec.dev/simulated"
 _LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS = [first + second for first in _LETTERS for second in _LETTERS]
 """Two letters of an id at once, by ten bits of its number."""
+_SHIFTS = range(120, -1, -10)
 
 
 def new_id(clock: Clock, randomness: Randomness) -> str:
     """Return a fresh sandbox id; sorts by time of creation."""
-    milliseconds = int(clock.now().timestamp() * 1000)
-    raw = milliseconds.to_bytes(6, "big") + randomness.randbytes(10)
-    number = int.from_bytes(raw, "big")
-    return "sb-" + "".join([_DIGITS[number >> at & 1023] for at in range(120, -1, -10)])
+    return new_ids(1, clock, randomness)[0]
+
+
+def new_ids(count: int, clock: Clock, randomness: Randomness) -> list[str]:
+    """Return so many fresh sandbox ids."""
+    milliseconds = int(clock.now().timestamp() * 1000) << 80
+    raw = randomness.randbytes(10 * count)
+    numbers = [int.from_bytes(raw[at : at + 10], "big") for at in range(0, 10 * count, 10)]
+    return [
+        "sb-" + "".join([_DIGITS[number >> at & 1023] for at in _SHIFTS])
+        for number in [milliseconds | one for one in numbers]
+    ]
 
 
 def keyed_binding(

@@ -22,6 +22,7 @@ from dsec.api.sandbox import SandboxState
 from dsec.controllers import resting
 from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
+from dsec.controllers.displacer_words import tell_plan, words
 from dsec.controllers.planner import Planner
 from dsec.controllers.specs import moved_as
 from dsec.journal.bindings import Binding, Bindings, Row
@@ -51,7 +52,7 @@ FORGET_SECONDS = 60.0
 """The words of a refusal stand for so long where there is no time for a new look."""
 NAMED = 3
 """Most victims named in words; the others are counted."""
-PREEMPTING, PREEMPTED, RESUMED = "preempting", "preempted", "resumed"
+PREEMPTED, RESUMED = "preempted", "resumed"
 HOW = ("paused", "stopped", "resumed", "overdue")
 """What is counted of victims."""
 LEAVING = frozenset({SandboxState.STOPPING, SandboxState.ARCHIVING})
@@ -176,12 +177,12 @@ class Displacer:
         for id_ in stops:
             victim = self._state.by_id.get(id_)
             if victim is not None and victim.live and victim.node:
-                message = self._words(victim, "stopped")
+                message = words(victim, self._for.get(id_), "stopped")
                 self._dispatcher.stop(victim.node, id_, EndReason.PREEMPTED, message)
         for id_ in pauses:
             victim = self._state.by_id.get(id_)
             if victim is not None and victim.live and victim.node:
-                message = self._words(victim, "paused")
+                message = words(victim, self._for.get(id_), "paused")
                 self._dispatcher.turn(victim.node, id_, pause=True, message=message)
 
     # ------------------------------------------------------------------ before a round
@@ -388,36 +389,9 @@ class Displacer:
         for one in asked:
             self._for[one.id] = asker
         if asked:
-            self._tell(unit, asked, now)
+            unsaved = sorted(one.id for one in asked if not self._saves(one.id))
+            tell_plan(self._history, unit, asked, now - unit.since, unsaved)
         self._stops += [one.id for one in asked if one.stops]
         self._pauses += [one.id for one in asked if not one.stops]
         for one in asked:
             self._resuming.pop(one.id, None)
-
-    def _words(self, victim: Binding, how: str) -> str:
-        name = name_of(self._for.get(victim.id), victim.tenant)
-        back = "goes on" if how == "paused" else "starts again"
-        return f"{how} to make room for {name}; it {back} when there is room"
-
-    def _tell(self, unit: Unit, asked: Sequence[Displacement], now: float) -> None:
-        asker = unit.first
-        self._history.add(
-            PREEMPTING,
-            tenant=asker.tenant,
-            experiment=asker.spec.identity.experiment,
-            sandbox=asker.id,
-            key=asker.key,
-            priority=asker.priority,
-            waited=round(now - unit.since, 3),
-            victims=[
-                {
-                    "id": one.id,
-                    "node": one.node,
-                    "steps": [step.value for step in one.steps if step is not Step.SYNC],
-                }
-                for one in asked
-            ],
-            unsaved=sorted(one.id for one in asked if not self._saves(one.id)),
-            correlationId=asker.spec.identity.correlation_id,
-        )
-        log.info("displacing", asker=asker.id, victims=[one.id for one in asked])

@@ -15,7 +15,7 @@ from dsec.controllers.asking import key_of
 from dsec.controllers.books import Books
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.translating import unit_of
-from dsec.journal.bindings import Binding
+from dsec.journal.bindings import Binding, Bindings
 from dsec.placement.asked import Asked
 from dsec.placement.backfill import Reservation, Work, run_round
 from dsec.placement.deciding import Wanted, decide
@@ -128,6 +128,16 @@ class Planner(Books):
             for work in works
             for request in work.requests
         }
+
+    def room(self, state: Bindings, uid: str, role: str) -> int | None:
+        """Return how many more replicas of a role its quota takes; None: no limit is known."""
+        for binding in state.of_experiment(uid):
+            entry = self.ledger.entries.get(binding.id)
+            if entry is not None and binding.spec.identity.role == role:
+                room = self.ledger.room(entry)
+                asked = {one: entry.amounts[one] for one in room if entry.amounts.get(one)}
+                return min((room[one] // asked[one] for one in asked), default=None)
+        return None
 
     def _learn(self, requests: Mapping[str, Request]) -> None:
         """Tell the mix of each request once, however often it is looked at."""

@@ -25,6 +25,7 @@ from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.drainer import Drainer
 from dsec.controllers.experiments import Experiments, Parts
 from dsec.controllers.fleet import Fleet
+from dsec.controllers.housekeeping import keep_house, watch_failures
 from dsec.controllers.images import DeclaredImages, Images
 from dsec.controllers.keyed import KeyedCreates
 from dsec.controllers.leasing import Leasing
@@ -49,9 +50,7 @@ from dsec.placement.compaction import CompactionPolicy, Compactor
 from dsec.placement.plans import PreemptionPolicy
 from dsec.world.agents import NodeMemory
 from dsec.world.cache import Cache
-from dsec.world.objects import ObjectStoreError
 
-COMPACT_SECONDS = 30.0
 STOP_SECONDS = 5.0
 KINDS = (
     "Experiment",
@@ -244,7 +243,7 @@ class Term:
             ScalingSignals(world.objects, clock, world.metrics),
             history,
             clock,
-            self._quota_room,
+            lambda uid, role: self.placer.rounds.planner.room(bind_log.state, uid, role),
             switches,
             self.accountant.ceilings,
         )
@@ -290,6 +289,7 @@ class Term:
 
     async def run(self) -> None:
         """Serve until something ends the term; raises what ended it."""
+        bind_log = self.bind_log
         await self.leasing.begin(self.placer, self.dispatcher)
         once = Start(self.caches, self.fleet, self.accountant.ready, self.world.clock)
         tasks = [
@@ -315,8 +315,8 @@ class Term:
             once.heard(self.reaper.run),
             once.heard(self.buyer.run, counted=True),
             self.leasing.run(),
-            self._keep_house(),
-            self._watch_failures(),
+            keep_house(bind_log, self.world.clock),
+            watch_failures(self.fleet, self.dispatcher, bind_log, self.world.clock),
         ]
         running = [asyncio.ensure_future(task) for task in tasks]
         try:
@@ -401,17 +401,6 @@ class Term:
                 meta = record["metadata"]
                 self.queues[kind].add((meta.get("namespace", ""), meta["name"]))
 
-    def _quota_room(self, uid: str, role: str) -> int | None:
-        """Return how many more replicas of a role its quota takes; None: no limit is known."""
-        ledger = self.placer.rounds.planner.ledger
-        for binding in self.bind_log.state.of_experiment(uid):
-            entry = ledger.entries.get(binding.id)
-            if entry is not None and binding.spec.identity.role == role:
-                room = ledger.room(entry)
-                asked = {one: entry.amounts[one] for one in room if entry.amounts.get(one)}
-                return min((room[one] // asked[one] for one in asked), default=None)
-        return None
-
     async def _experiments(self) -> None:
         # what another region has taken meanwhile must not start here
         await self.replicator.first(self.queues["Experiment"].run)
@@ -420,27 +409,3 @@ class Term:
         self.ready.set()
         self.history.add("leader", epoch=self.bind_log.epoch)
         await self.placer.run()
-
-    async def _keep_house(self) -> None:
-        while True:
-            await self.world.clock.sleep(COMPACT_SECONDS)
-            try:
-                await self.bind_log.compact()
-            except ObjectStoreError as problem:
-                # a missing snapshot only makes the next replay longer
-                log.warning("no snapshot of the bind log", error=str(problem))
-
-    async def _watch_failures(self) -> None:
-        """End the term when an agent knows a later leader, or when a watch has broken.
-
-        A taken node could claim any epoch: the bind log, where each term begins, has the last word.
-        """
-        while True:
-            for failure in self.fleet.failures():
-                raise failure
-            if self.dispatcher.failure is not None:
-                raise self.dispatcher.failure
-            if self.dispatcher.stale.is_set():
-                self.dispatcher.stale.clear()
-                await self.bind_log.verify()
-            await self.world.clock.sleep(0.5)

@@ -64,7 +64,7 @@ def test_a_move_and_a_sleep_survive_segments_and_snapshots() -> None:
 
 
 def test_a_move_ends_or_is_taken_back_and_no_number_is_used_twice() -> None:
-    """Settled it has no other copy; taken back the old one counts, and the next has a new number."""
+    """Settled it has no other copy; taken back the old one counts, and its number stays used."""
     state = Bindings()
     state.apply(rows())
     state.apply([Row(kind="bind", at=NOW, id=IDS[0], node="m", behind="t/k")])

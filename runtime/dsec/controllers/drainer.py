@@ -19,6 +19,8 @@ from dsec.world.clock import Clock
 
 LOOK_SECONDS = 2.0
 NAMED = 3
+MOST = 64
+"""Moves that drains have under way or asked for at once: the places of others may change."""
 EVICTED = "its node is being emptied; it starts again elsewhere"
 
 log = structlog.get_logger()
@@ -92,6 +94,7 @@ def away(mover: Mover, node: str, work: list[Binding], why: str) -> bool:
         and not mover.failed(one.id)
         and not mover.hindrance(one.id)
     ]
+    ids = ids[: max(0, MOST - len(mover.under_way))]
     for id_, decision in (mover.places(ids) if ids else {}).items():
         if problem := mover.ask(Move(id_, node, decision), why):
             log.info("not moved yet", sandbox=id_, why=problem)

@@ -176,7 +176,7 @@ async def test_a_node_that_ends_saves_its_sandboxes_first(tmp_path: Path) -> Non
     """At its run-until: the last snapshot, then the scene, then the machine goes."""
     substrate = SimulatedSubstrate(PROFILE, SystemClock(), system_randomness())
     site = Site(SnapshotGateway(), substrate, tmp_path / "n")
-    end = datetime.now(UTC) + timedelta(seconds=20)
+    end = datetime.now(UTC) + timedelta(seconds=22)
     await site.start(run_until=end, wind_down_seconds=18.0, shutdown=["true"])
     sandbox = await site.create(box(1))
     ended = await site.ended(sandbox)

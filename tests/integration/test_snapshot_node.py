@@ -57,7 +57,7 @@ def notices():
         number = told["number"]
         if told["due"]:
             with busy:
-                time.sleep(2.5)
+                time.sleep(5)
 threading.Thread(target=notices, daemon=True).start()
 count = 0
 while True:

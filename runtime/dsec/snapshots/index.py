@@ -237,8 +237,10 @@ class Index:
         return table.packs[table.frames[table.places[row][0]][0]].name in self._hidden
 
     def _row(self, blob: bytes) -> tuple[Table, int] | None:
-        key = np.frombuffer(blob, "<u8", 1)[0]
-        at = int(np.searchsorted(self._keys, key))
+        if not len(self._keys):
+            return None
+        key = np.uint64(int.from_bytes(blob[:8], "little"))
+        at = int(self._keys.searchsorted(key))
         while at < len(self._keys) and self._keys[at] == key:
             row = int(self._order[at])
             if self._table.ids[row * ID_BYTES : (row + 1) * ID_BYTES] == blob:

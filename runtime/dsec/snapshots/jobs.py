@@ -3,7 +3,6 @@
 import os
 
 from dsec.snapshots.beneath import open_beneath
-from dsec.snapshots.chunking import SMALL
 from dsec.snapshots.pieces import PIECE
 from dsec.snapshots.scanning import SaveError, attributes
 from dsec.snapshots.segments import Segment, save_segment
@@ -11,13 +10,18 @@ from dsec.snapshots.storing import Lane, Store
 from dsec.snapshots.waiting import Small
 
 
-def read_batch(store: Store, root: int, paths: list[bytes], upper: bool) -> list[Small | None]:
-    """Store small files; None for those that are gone. Raises SaveError, StoppedError."""
+def read_batch(
+    store: Store, root: int, files: list[tuple[bytes, int]], upper: bool
+) -> list[Small | None]:
+    """Store small files (path and size); None for those that are gone.
+
+    Raises SaveError, StoppedError.
+    """
     found: list[Small | None] = []
     with store.lane() as lane:
-        for path in paths:
+        for path, size in files:
             try:
-                found.append(_read(lane, root, path, upper=upper))
+                found.append(_read(lane, root, path, size, upper=upper))
             except FileNotFoundError:
                 found.append(None)
             except OSError as problem:
@@ -51,12 +55,12 @@ def read_segment(
         os.close(handle)
 
 
-def _read(lane: Lane, root: int, path: bytes, *, upper: bool) -> Small:
+def _read(lane: Lane, root: int, path: bytes, size: int, *, upper: bool) -> Small:
     lane.store.check()
     handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        # a file that has grown meanwhile is saved as far as it was small
-        data = os.read(handle, SMALL)
+        # as far as the scan saw it: its end may be moving
+        data = os.read(handle, size) if size else b""
         xattrs = attributes(handle, upper=upper, path=path)
     finally:
         os.close(handle)

@@ -178,7 +178,7 @@ class TreeSaver:
             return
         waiting = Waiting(entry, kept, reading=True)
         self._append(waiting)
-        tree.batch.append((waiting, found.inside))
+        tree.batch.append((waiting, found.inside, stat.st_size))
         tree.batch_bytes += stat.st_size
         if len(tree.batch) >= BATCH_FILES or tree.batch_bytes >= BATCH_BYTES:
             self._submit_batch(tree)
@@ -265,9 +265,9 @@ class TreeSaver:
     def _submit_batch(self, tree: Tree) -> None:
         if not tree.batch:
             return
-        paths = [inside for _, inside in tree.batch]
-        job = self._submit(read_batch, tree.root, paths, tree.source.whole_upper)
-        for place, (waiting, _) in enumerate(tree.batch):
+        files = [(inside, size) for _, inside, size in tree.batch]
+        job = self._submit(read_batch, tree.root, files, tree.source.whole_upper)
+        for place, (waiting, _, _) in enumerate(tree.batch):
             waiting.batch, waiting.place = job, place
         tree.batch, tree.batch_bytes = [], 0
 

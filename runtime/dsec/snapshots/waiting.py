@@ -63,7 +63,7 @@ class Tree:
 
     source: Source
     root: int
-    batch: list[tuple[Waiting, bytes]] = field(default_factory=list)
+    batch: list[tuple[Waiting, bytes, int]] = field(default_factory=list)
     batch_bytes: int = 0
 
 

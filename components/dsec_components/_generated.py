@@ -932,24 +932,8 @@ class BudgetSpec(TypedDict):
     """Escrow of each region; empty: one region has all. Change: live."""
 
 
-class ReplicationDestination(TypedDict):
-    """A store in another region."""
-
-    region: pulumi.Input[str]
-    """Region that the store is in, for example eu-west-1."""
-
-    bucket: NotRequired[pulumi.Input[str]]
-    """Its bucket."""
-
-    endpoint: NotRequired[pulumi.Input[str]]
-    """Address, https:// except on loopback; empty: the region's own S3."""
-
-    secret: NotRequired[pulumi.Input[str]]
-    """Secret with accessKey and secretKey; unset: the identity of the controller."""
-
-
-class ReplicationPolicySpec(TypedDict):
-    """Which snapshots are copied, where to, how often, and what may be spent on it."""
+class ReplicationRules(TypedDict):
+    """Which snapshots are copied, how often, and what may be spent on it."""
 
     tenants: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
     """Whose snapshots; empty: every tenant's. Change: live."""
@@ -958,9 +942,6 @@ class ReplicationPolicySpec(TypedDict):
     """Which kinds; empty: all that are stored. One of: state, checkpoint, disk, freeze. Change:
     live.
     """
-
-    destinations: pulumi.Input[list[pulumi.Input[ReplicationDestination]]]
-    """Stores of other regions. Change: live."""
 
     mode: NotRequired[pulumi.Input[str]]
     """When copies are made. One of: scheduled, continuous. Change: live."""
@@ -991,3 +972,64 @@ class ReplicationPolicySpec(TypedDict):
 
     paused: NotRequired[pulumi.Input[bool]]
     """No cycle starts. Change: live."""
+
+
+class ReplicationDestination(TypedDict):
+    """A store in another region."""
+
+    region: pulumi.Input[str]
+    """Region that the store is in, for example eu-west-1."""
+
+    bucket: NotRequired[pulumi.Input[str]]
+    """Its bucket."""
+
+    endpoint: NotRequired[pulumi.Input[str]]
+    """Address, https:// except on loopback; empty: the region's own S3."""
+
+    secret: NotRequired[pulumi.Input[str]]
+    """Secret with accessKey and secretKey; unset: the identity of the controller."""
+
+
+class ReplicationPolicySpec(TypedDict):
+    """Which snapshots are copied, where to, how often, and what may be spent on it."""
+
+    tenants: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Whose snapshots; empty: every tenant's. Change: live."""
+
+    kinds: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Which kinds; empty: all that are stored. One of: state, checkpoint, disk, freeze. Change:
+    live.
+    """
+
+    mode: NotRequired[pulumi.Input[str]]
+    """When copies are made. One of: scheduled, continuous. Change: live."""
+
+    interval_seconds: NotRequired[pulumi.Input[int]]
+    """Between the starts of two cycles, where scheduled. Change: live."""
+
+    recovery_point_seconds: NotRequired[pulumi.Input[int]]
+    """Oldest copy that is in sync; unset: twice the interval, continuous 15 min. Change: live."""
+
+    residency: NotRequired[pulumi.Input[list[pulumi.Input[str]]]]
+    """Regions that copies may be in; empty: all that the tenant allows. Change: live."""
+
+    bandwidth_bytes_per_second: NotRequired[pulumi.Input[int]]
+    """Most that all its copies together may send; unset: no limit. Change: live."""
+
+    min_copies: NotRequired[pulumi.Input[int]]
+    """Remote copies that everything has at least. Change: live."""
+
+    deletes: NotRequired[pulumi.Input[str]]
+    """What happens to copies of what was deleted. One of: follow, keep. Change: live."""
+
+    delete_delay_seconds: NotRequired[pulumi.Input[int]]
+    """What was deleted by mistake can be had for so long. Change: live."""
+
+    read_back: NotRequired[pulumi.Input[bool]]
+    """Each copy is read again and compared: twice the traffic. Change: live."""
+
+    paused: NotRequired[pulumi.Input[bool]]
+    """No cycle starts. Change: live."""
+
+    destinations: pulumi.Input[list[pulumi.Input[ReplicationDestination]]]
+    """Stores of other regions. Change: live."""

@@ -15,6 +15,7 @@ from dsec_components._generated import (
     BudgetSpec,
     ExperimentSpec,
     ImageMirror,
+    ReplicationRules,
     SandboxNodePoolSpec,
     TenantSpec,
 )
@@ -311,6 +312,77 @@ class ExperimentArgs(TypedDict):
     """Labels of the record. Update in place."""
 
 
+class SnapshotHome(TypedDict):
+    """The bucket that snapshots are saved to: the one of the platform."""
+
+    region: str
+    """Region of the bucket, for example eu-central-1. Replace."""
+    bucket: NotRequired[str]
+    """Bucket; default dsec. Another bucket has another history."""
+    endpoint: NotRequired[pulumi.Input[str]]
+    """URL of an S3 server that has the bucket; unset: the cloud's own, where it is made."""
+    create: NotRequired[bool]
+    """Make bucket and key (default); false where they exist. Never with an endpoint."""
+
+
+class SnapshotCopy(TypedDict):
+    """A bucket in another region that snapshots are copied to."""
+
+    region: str
+    """Region of the bucket, for example eu-west-1. Replace."""
+    bucket: NotRequired[str]
+    """Bucket; default dsec."""
+    endpoint: NotRequired[pulumi.Input[str]]
+    """URL of an S3 server, https://; unset: the cloud's own, where the bucket is made."""
+    create: NotRequired[bool]
+    """Make bucket and key (default); false where they exist. Never with an endpoint."""
+    secret: NotRequired[str]
+    """Secret with accessKey and secretKey; made where the keys are given; unset: identity of pods.
+    """
+    access_key: NotRequired[pulumi.Input[str]]
+    """Access key id. Kept as a secret."""
+    secret_key: NotRequired[pulumi.Input[str]]
+    """Secret access key. Kept as a secret."""
+
+
+class SnapshotStoreArgs(TypedDict):
+    """Inputs of SnapshotStore."""
+
+    home: SnapshotHome
+    """The bucket of this region."""
+    copies: NotRequired[list[SnapshotCopy]]
+    """Buckets of other regions. One more is copied to in the next cycle."""
+    replication: NotRequired[dict[str, ReplicationRules]]
+    """Policies by name, each to all copies; none: `daily`, all snapshots once a day. In place."""
+    roles: NotRequired[list[pulumi.Input[str]]]
+    """IAM roles of gateways and controllers: they get the rights to the buckets, and no others."""
+    version_days: NotRequired[int]
+    """Days that S3 keeps what dsec has deleted; default 30, 0: for ever. Update in place."""
+    deletion: NotRequired[Deletion]
+    """protect (default) keeps buckets and keys at destroy; purge deletes them and their content."""
+    region: NotRequired[pulumi.Input[str]]
+    """Name of this region in records, where it is not that of the home bucket."""
+    namespace: NotRequired[pulumi.Input[str]]
+    """Namespace of the control plane; default dsec-system. Replace."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """Labels of records and tags of what is made on AWS. Update in place."""
+
+
+class PlatformSnapshots(TypedDict):
+    """Where snapshots are kept: the bucket of the object store, and copies in other regions."""
+
+    create: NotRequired[bool]
+    """Make the object store's bucket and key (default); never with an endpoint."""
+    copies: NotRequired[list[SnapshotCopy]]
+    """Buckets of other regions."""
+    replication: NotRequired[dict[str, ReplicationRules]]
+    """Policies by name, each to all copies; none: `daily`, all snapshots once a day."""
+    roles: NotRequired[list[pulumi.Input[str]]]
+    """IAM roles of gateways and controllers: they get the rights to the buckets, and no others."""
+    version_days: NotRequired[int]
+    """Days that S3 keeps what dsec has deleted; default 30, 0: for ever."""
+
+
 class PlatformExperiment(TypedDict):
     """An experiment that lives and dies with the platform: spec or document, exactly one."""
 
@@ -378,6 +450,9 @@ class PlatformArgs(TypedDict):
     """Tenants by name."""
     budgets: NotRequired[dict[str, PlatformBudget]]
     """Budgets by name: what accounts, projects, tasks and pools may spend."""
+    snapshots: NotRequired[PlatformSnapshots]
+    """Buckets with keys and rights, and copies in other regions; unset: the object store as it is.
+    """
     experiments: NotRequired[dict[str, PlatformExperiment]]
     """Experiments by resource name."""
     await_ready: NotRequired[bool]

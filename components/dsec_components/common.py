@@ -77,6 +77,8 @@ def stored(value: Any, key: str = "") -> Any:
     """Return inputs as they may be kept: credentials are secret also when given plain."""
     if isinstance(value, Mapping):
         return {name: stored(one, str(name)) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [stored(one) for one in value]
     return pulumi.Output.secret(value) if key in SECRET_INPUTS else value
 
 

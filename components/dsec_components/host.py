@@ -29,6 +29,7 @@ from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool
 from dsec_components.platform import Platform
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
+from dsec_components.snapshot_store import SnapshotStore
 from dsec_components.tenant import Tenant
 
 COMPONENTS = [
@@ -38,6 +39,7 @@ COMPONENTS = [
     Tenant,
     Budget,
     ImageRegistry,
+    SnapshotStore,
     Experiment,
     Platform,
 ]

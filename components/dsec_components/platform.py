@@ -10,7 +10,10 @@ from dsec_components.args import (
     ExperimentArgs,
     PlatformArgs,
     PlatformBudget,
+    PlatformExperiment,
     RuntimeArgs,
+    SnapshotHome,
+    SnapshotStoreArgs,
     Wait,
 )
 from dsec_components.budget import Budget
@@ -20,6 +23,7 @@ from dsec_components.guard import DeletionGuard
 from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool, buys
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
+from dsec_components.snapshot_store import SnapshotStore, buckets_of
 from dsec_components.tenant import Tenant
 
 RUNTIME_KEYS = tuple(
@@ -29,7 +33,7 @@ RUNTIME_KEYS = tuple(
 
 
 class Platform(Component):
-    """Runtime, registry, pools, tenants and experiments of one stack, and what guards them."""
+    """Runtime, registry, stores, pools, tenants, experiments of a stack, and what guards them."""
 
     namespace: pulumi.Output[str]
     """Namespace of the control plane."""
@@ -46,9 +50,19 @@ class Platform(Component):
         """Create everything, in the order in which it needs each other."""
         super().__init__(name, args, opts)
         labels = args.get("labels", {})
-        runtime = Runtime(f"{name}-runtime", _runtime(args), self._child())
+        snapshots = _snapshots(args)
+        # pods that start without their bucket would fail until it is there
+        buckets = buckets_of(f"{name}-buckets", snapshots, self._child()) if snapshots else None
+        runtime = Runtime(
+            f"{name}-runtime",
+            _runtime(args),
+            self._child(depends_on=[buckets] if buckets else []),
+        )
         after = self._child(depends_on=[runtime])
         made: list[pulumi.Resource] = [runtime]
+        if snapshots:
+            inside: SnapshotStoreArgs = {**snapshots, "namespace": runtime.namespace}
+            made.append(SnapshotStore(f"{name}-snapshots", inside, after, made=buckets))
         registry = args.get("registry")
         if registry and registry.get("host"):
             made.append(
@@ -85,17 +99,7 @@ class Platform(Component):
             made.append(self._budget(budget, limit, runtime, args, list(made)))
         ground = self._child(depends_on=list(made))
         for experiment, one in args.get("experiments", {}).items():
-            inputs: ExperimentArgs = {"project": one["project"], "labels": labels}
-            if "spec" in one:
-                inputs["spec"] = one["spec"]
-            if "document" in one:
-                inputs["document_file"] = one["document"]
-            if not args.get("await_ready", True):
-                # nobody is there to accept it
-                inputs["wait"] = Wait.NONE
-            elif "wait" in one:
-                inputs["wait"] = one["wait"]
-            made.append(Experiment(f"{name}-{experiment}", inputs, ground))
+            made.append(self._experiment(experiment, one, args, ground))
         self._guard = DeletionGuard(
             f"{name}-guard",
             kubeconfig=args["kubeconfig"],
@@ -112,6 +116,25 @@ class Platform(Component):
                 "api_key": self.api_key,
             }
         )
+
+    def _experiment(
+        self,
+        name: str,
+        one: PlatformExperiment,
+        args: PlatformArgs,
+        opts: pulumi.ResourceOptions,
+    ) -> Experiment:
+        inputs: ExperimentArgs = {"project": one["project"], "labels": args.get("labels", {})}
+        if "spec" in one:
+            inputs["spec"] = one["spec"]
+        if "document" in one:
+            inputs["document_file"] = one["document"]
+        if not args.get("await_ready", True):
+            # nobody is there to accept it
+            inputs["wait"] = Wait.NONE
+        elif "wait" in one:
+            inputs["wait"] = one["wait"]
+        return Experiment(f"{self._name_prefix}-{name}", inputs, opts)
 
     def _budget(
         self,
@@ -131,6 +154,35 @@ class Platform(Component):
         if "project" in limit:
             inputs["project"] = limit["project"]
         return Budget(f"{self._name_prefix}-{name}-budget", inputs, self._child(depends_on=before))
+
+
+def _snapshots(args: PlatformArgs) -> SnapshotStoreArgs | None:
+    """Return the inputs of the snapshot store, whose home is the platform's object store."""
+    asked = args.get("snapshots")
+    if asked is None:
+        return None
+    store = args.get("object_store", {})
+    region, bucket = store.get("region", "us-east-1"), store.get("bucket", "dsec")
+    if not isinstance(region, str) or not isinstance(bucket, str):
+        # names of what is made on AWS, and its provider, follow from them
+        raise pulumi.InputPropertyError(
+            "objectStore", "region and bucket must be plain texts where snapshots are declared"
+        )
+    home: SnapshotHome = {"region": region, "bucket": bucket}
+    if store.get("endpoint"):
+        home["endpoint"] = store["endpoint"]
+    if "create" in asked:
+        home["create"] = asked["create"]
+    inputs: SnapshotStoreArgs = {
+        "home": home,
+        "region": args.get("region", "local"),
+        "deletion": args.get("deletion", Deletion.PROTECT),
+        "labels": args.get("labels", {}),
+    }
+    for key in ("copies", "replication", "roles", "version_days"):
+        if key in asked:
+            inputs[key] = asked[key]
+    return inputs
 
 
 def _runtime(args: PlatformArgs) -> RuntimeArgs:

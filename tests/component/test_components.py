@@ -19,6 +19,7 @@ from dsec_components.node_pool import CloudBurstNodePool, OnPremNodePool
 from dsec_components.platform import Platform
 from dsec_components.registry import ImageRegistry
 from dsec_components.runtime import Runtime
+from dsec_components.snapshot_store import SnapshotStore
 from dsec_components.tenant import Tenant
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,12 @@ ARGS: dict[type[pulumi.ComponentResource], Callable[[str], dict[str, Any]]] = {
         "editors": ["ada", "group:team"],
     },
     ImageRegistry: lambda _: {"host": "r:5000", "mirrors": [{"prefix": "a/", "mirror": "b/"}]},
+    SnapshotStore: lambda n: {
+        "home": {"region": "eu-1", "bucket": f"{n}-eu"},
+        "copies": [{"region": "us-1", "bucket": f"{n}-us"}],
+        # a cluster has one policy of a name
+        "replication": {f"{n}-daily": {}},
+    },
     Experiment: lambda _: {"project": "demo", "spec": SPEC},
     Platform: lambda _: {
         "images": IMAGES,

@@ -13,6 +13,7 @@ from dsec.api.fields import to_wire
 from dsec.api.meta import DnsName, Labels, Word
 from dsec.api.mistakes import DocumentError, Mistake, mistakes_of
 from dsec.api.nodes import SandboxNodePoolSpec
+from dsec.api.replication import ReplicationRules
 from dsec.api.suppliers import SuppliersConfig
 from dsec.api.tenant import TenantSpec
 
@@ -229,6 +230,47 @@ class BudgetConfig(Model):
     spec: BudgetSpec = Field(description="Limit, period, levels.")
 
 
+class SnapshotCopyConfig(Model):
+    """A bucket in another region that snapshots are copied to."""
+
+    region: Word = Field(description="Region of the bucket, for example eu-west-1.")
+    bucket: Word = Field(default="dsec", description="Bucket.")
+    endpoint: Word = Field(
+        default="", description="URL of an S3 server, https://; empty: the cloud's own."
+    )
+    create: bool = Field(
+        default=True, description="Make it with a key of its own; never with an endpoint."
+    )
+    secret: DnsName | None = Field(
+        default=None, description="Secret with accessKey and secretKey; unset: the pods' identity."
+    )
+
+
+class SnapshotsConfig(Model):
+    """Where snapshots are kept: the bucket of objectStore, and its copies in other regions."""
+
+    create: bool = Field(
+        default=True,
+        description="Make the bucket of objectStore with a key of its own; never with an endpoint.",
+    )
+    copies: list[SnapshotCopyConfig] = Field(
+        default=[], max_length=16, description="In other regions."
+    )
+    replication: dict[DnsName, ReplicationRules] = Field(
+        default={}, description="Policies by name; empty: all snapshots, once a day, everywhere."
+    )
+    roles: list[Word] = Field(
+        default=[],
+        max_length=10,
+        description="IAM roles of gateways and controllers that get the rights to the buckets.",
+    )
+    version_days: Annotated[int, Field(ge=0, le=3650)] = Field(
+        default=30,
+        description="What dsec has deleted can be had for so long where buckets are made here; "
+        "0: for ever.",
+    )
+
+
 class ExperimentConfig(Model):
     """An experiment that lives and dies with the stack: spec or document, exactly one."""
 
@@ -268,6 +310,10 @@ class PlatformConfig(Model):
         default={}, description="Experiments by resource name."
     )
     budgets: dict[DnsName, BudgetConfig] = Field(default={}, description="Budgets by name.")
+    snapshots: SnapshotsConfig | None = Field(
+        default=None,
+        description="Buckets and copies in other regions; unset: objectStore as it is.",
+    )
     presets: dict[str, Word] = Field(
         default={}, description="Preset per conflict for every tenant that names none."
     )

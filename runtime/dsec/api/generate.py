@@ -21,7 +21,7 @@ from dsec.api.crds import definitions
 from dsec.api.experiment import ExperimentSpec
 from dsec.api.nodes import SandboxImageSpec, SandboxNodePoolSpec
 from dsec.api.reference import records_page
-from dsec.api.replication import ReplicationPolicySpec
+from dsec.api.replication import ReplicationPolicySpec, ReplicationRules
 from dsec.api.tenant import TenantSpec
 
 _HEADER = "# Generated from the record models by `make generate`; edits are lost.\n"
@@ -33,6 +33,7 @@ COMPONENT_MODELS: tuple[type[BaseModel], ...] = (
     SandboxNodePoolSpec,
     SandboxImageSpec,
     BudgetSpec,
+    ReplicationRules,
     ReplicationPolicySpec,
 )
 """Models that stacks write through components."""

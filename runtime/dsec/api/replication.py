@@ -86,17 +86,14 @@ class ReplicationDestination(WireModel):
     )
 
 
-class ReplicationPolicySpec(WireModel):
-    """Which snapshots are copied, where to, how often, and what may be spent on it."""
+class ReplicationRules(WireModel):
+    """Which snapshots are copied, how often, and what may be spent on it."""
 
     tenants: Live[list[DnsName]] = Field(
         default=[], max_length=256, description="Whose snapshots; empty: every tenant's."
     )
     kinds: Live[list[SnapshotKind]] = Field(
         default=[], max_length=4, description="Which kinds; empty: all that are stored."
-    )
-    destinations: Live[list[ReplicationDestination]] = Field(
-        min_length=1, max_length=16, description="Stores of other regions."
     )
     mode: Live[ReplicationMode] = Field(
         default=ReplicationMode.SCHEDULED, description="When copies are made."
@@ -129,6 +126,14 @@ class ReplicationPolicySpec(WireModel):
         default=False, description="Each copy is read again and compared: twice the traffic."
     )
     paused: Live[bool] = Field(default=False, description="No cycle starts.")
+
+
+class ReplicationPolicySpec(ReplicationRules):
+    """Which snapshots are copied, where to, how often, and what may be spent on it."""
+
+    destinations: Live[list[ReplicationDestination]] = Field(
+        min_length=1, max_length=16, description="Stores of other regions."
+    )
 
 
 class DestinationStatus(WireModel):

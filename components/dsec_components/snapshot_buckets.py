@@ -50,6 +50,9 @@ class SnapshotBucketsArgs(TypedDict):
 class SnapshotBuckets(Component):
     """Buckets that nobody outside reads, sealed by keys of their own."""
 
+    rights: pulumi.Output[list[str]]
+    """ARNs of the IAM policies, one for each bucket."""
+
     def __init__(
         self, name: str, args: SnapshotBucketsArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
@@ -61,11 +64,12 @@ class SnapshotBuckets(Component):
         self._tags = {**args.get("labels", {}), "dsec.dev/stack": stack_label()}
         # a bucket that stays without its rules would lie open: they stay with it
         self._keep = args["deletion"] == Deletion.PROTECT
-        for site in args["sites"]:
-            self._site(site)
-        self.register_outputs({})
+        arns = [self._site(site) for site in args["sites"]]
+        self.rights = pulumi.Output.all(*arns).apply(list)
+        self.register_outputs({"rights": self.rights})
 
-    def _site(self, site: Site) -> None:
+    def _site(self, site: Site) -> pulumi.Output[str]:
+        """Create one; returns the ARN of the policy with the rights to it."""
         name = f"{self._name_prefix}-{site.region}"
         # a consumer can hand over one AWS provider, and here are several regions
         provider = aws.Provider(name, region=site.region, opts=self._child())
@@ -151,6 +155,7 @@ class SnapshotBuckets(Component):
                 policy_arn=rights.arn,
                 opts=self._child(provider=provider),
             )
+        return rights.arn
 
 
 def arn_of(bucket: str, region: str) -> str:

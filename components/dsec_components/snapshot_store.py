@@ -37,6 +37,8 @@ class SnapshotStore(Component):
 
     policies: pulumi.Output[list[str]]
     """Names of the ReplicationPolicies."""
+    rights: pulumi.Output[list[str]]
+    """ARNs of the IAM policies of the buckets made here, for principals that are no roles."""
 
     def __init__(
         self,
@@ -67,7 +69,8 @@ class SnapshotStore(Component):
         for policy, rules in policies.items():
             self._policy(policy, rules, destinations, args, before)
         self.policies = pulumi.Output.from_input(list(policies))
-        self.register_outputs({"policies": self.policies})
+        self.rights = buckets.rights if buckets else pulumi.Output.from_input([])
+        self.register_outputs({"policies": self.policies, "rights": self.rights})
 
     def _secret(
         self, physical: str, copy: SnapshotCopy, args: SnapshotStoreArgs

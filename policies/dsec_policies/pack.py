@@ -9,6 +9,9 @@ from typing import Any
 
 from dsec.api.meta import API_VERSION
 from dsec.rules import (
+    BUCKET_KINDS,
+    BUCKET_RULES,
+    COPY_RULES,
     EXPERIMENT_RULES,
     HOST,
     POOL_RULES,
@@ -34,6 +37,14 @@ EXPERIMENT_TYPE = f"kubernetes:{API_VERSION}:Experiment"
 """The type of an Experiment record in a Pulumi program."""
 POOL_TYPE = f"kubernetes:{API_VERSION}:SandboxNodePool"
 """The type of a pool of nodes."""
+COPIES_TYPE = f"kubernetes:{API_VERSION}:ReplicationPolicy"
+"""The type of a policy of copies."""
+_TYPES = {
+    **{rule.name: EXPERIMENT_TYPE for rule in EXPERIMENT_RULES},
+    **{rule.name: POOL_TYPE for rule in POOL_RULES},
+    **{rule.name: COPIES_TYPE for rule in COPY_RULES},
+}
+"""Which records each rule judges."""
 
 _SEVERITY: Mapping[str, Severity] = {
     "privileged": Severity.CRITICAL,
@@ -49,6 +60,11 @@ _SEVERITY: Mapping[str, Severity] = {
     "scaling": Severity.MEDIUM,
     "spending": Severity.MEDIUM,
     "labels": Severity.LOW,
+    "copies": Severity.HIGH,
+    "transit": Severity.HIGH,
+    "copy-residency": Severity.HIGH,
+    "closed-buckets": Severity.CRITICAL,
+    "sealed-buckets": Severity.HIGH,
 }
 
 _ADVISORY = frozenset({"digests", "spending"})
@@ -60,6 +76,8 @@ def policies() -> list[ResourceValidationPolicy]:
     return [
         *(_policy(rule, "Experiments") for rule in EXPERIMENT_RULES),
         *(_policy(rule, "Node pools") for rule in POOL_RULES),
+        *(_policy(rule, "Replication policies") for rule in COPY_RULES),
+        *(_policy(rule, "Buckets") for rule in BUCKET_RULES),
     ]
 
 
@@ -105,7 +123,12 @@ def _validation(
 def _findings(rule: Rule, args: ResourceValidationArgs) -> Iterator[Finding]:
     """Run a rule where it applies. Red lines about privilege hold for ordinary workloads too."""
     kind = args.resource_type.rpartition(":")[2]
-    if args.resource_type == (POOL_TYPE if rule in POOL_RULES else EXPERIMENT_TYPE):
+    if rule in BUCKET_RULES:
+        if _bucket_kind(args.resource_type) in BUCKET_KINDS[rule.name]:
+            settings = settings_of(args.get_config())
+            kind = _bucket_kind(args.resource_type)
+            yield from rule.check(Subject(kind, args.name, args.props, settings=settings))
+    elif args.resource_type == _TYPES[rule.name]:
         spec = _value(args.props, "spec")
         name = _value(spec, "name") or _value(_value(args.props, "metadata"), "name") or args.name
         yield from rule.check(
@@ -121,6 +144,13 @@ def _findings(rule: Rule, args: ResourceValidationArgs) -> Iterator[Finding]:
         spec = _value(args.props, "spec")
         settings = settings_of(args.get_config())
         yield from HOST.check(Subject(kind, args.name, spec, facts, settings))
+
+
+def _bucket_kind(resource_type: str) -> str:
+    """Return what of a bucket it is; the SDK's older types end in V2. Empty: nothing of one."""
+    if not resource_type.startswith("aws:s3/"):
+        return ""
+    return resource_type.rpartition(":")[2].removesuffix("V2")
 
 
 def _value(data: Any, key: str) -> Any:

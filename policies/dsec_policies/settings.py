@@ -66,6 +66,13 @@ _SCHEMAS: Mapping[str, Mapping[str, dict[str, Any]]] = {
             "description": "Regions that data may be in; empty: all.",
         }
     },
+    "copy-residency": {
+        "regions": {
+            **_TEXTS,
+            "default": [],
+            "description": "Regions that copies may be in; empty: all.",
+        }
+    },
     "labels": {
         "requiredLabels": {
             **_TEXTS,

@@ -43,6 +43,8 @@ class Recorder(Mocks):
             state["output"] = state["input"]
         if args.typ == "kubernetes:core/v1:Service":
             state["spec"] = {**state["spec"], "clusterIP": "10.96.0.10"}
+        if args.typ.startswith("aws:") and not pulumi.runtime.is_dry_run():
+            state["arn"] = f"arn:aws:test:::{args.name}"
         return f"{args.name}-id", state
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], None]:

@@ -11,7 +11,7 @@ import pulumi
 import pytest
 import yaml
 from conftest import Recorder, Run, plain
-from dsec.rules import POOL_RULES, check
+from dsec.rules import COPY_RULES, POOL_RULES, check
 
 STACKS = Path(__file__).parents[2] / "stacks"
 BUILT = ("runtime", "agent", "sandbox-base", "prometheus")
@@ -105,6 +105,29 @@ def test_a_stage_that_buys_nodes_says_what_they_may_cost(program: Any) -> None:
     assert [one.inputs["metadata"]["name"] for one in made.of("apps/v1:DaemonSet")] == [
         "dsec-agent"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "buckets"),
+    [
+        ("prod", {"dsec-prod": "eu-central-1", "dsec-prod-copies": "eu-west-1"}),
+        ("hybrid", {"dsec-hybrid-copies": "eu-central-1"}),
+    ],
+)
+def test_a_stage_that_must_last_has_copies_in_another_region(
+    name: str, buckets: dict[str, str], mode: bool, program: Any
+) -> None:
+    """IAC-08, HA-13: buckets where the cloud makes them, and a policy that breaks no rule."""
+    made = program({**settings(name), "dsec:kubeconfig": "apiVersion: v1"}, preview=mode)
+    shown = {
+        plain(one.inputs)["bucket"]: one.name.removeprefix("dsec-buckets-").removesuffix("-bucket")
+        for one in made.of("s3/bucket:Bucket")
+    }
+    assert shown == buckets
+    (policy,) = made.of("v1alpha1:ReplicationPolicy")
+    asked = plain(policy.inputs)["spec"]
+    assert asked["residency"] == [one["region"] for one in asked["destinations"]]
+    assert check(asked, name="x", rules=COPY_RULES, kind="ReplicationPolicy") == []
 
 
 def test_only_first_stages_trust_a_registry_blindly(program: Any) -> None:

@@ -1,14 +1,15 @@
 """The policy pack without an engine: good and bad resources, unknown values, faults of a policy."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dsec.rules import EXPERIMENT_RULES, POOL_RULES, Settings
+from dsec.rules import BUCKET_RULES, COPY_RULES, EXPERIMENT_RULES, POOL_RULES, Settings
 from dsec_policies import policies
-from dsec_policies.pack import EXPERIMENT_TYPE, POOL_TYPE
+from dsec_policies.pack import COPIES_TYPE, EXPERIMENT_TYPE, POOL_TYPE
 from dsec_policies.settings import settings_of
 from pulumi_policy import (
     EnforcementLevel,
@@ -17,6 +18,7 @@ from pulumi_policy import (
     ResourceValidationPolicy,
 )
 from pulumi_policy.proxy import (
+    UNKNOWN_BOOLEAN_VALUE,
     UNKNOWN_NUMBER_VALUE,
     UNKNOWN_OBJECT_VALUE,
     UNKNOWN_STRING_VALUE,
@@ -26,7 +28,14 @@ from pulumi_policy.proxy import (
 
 PACK = {one.name: one for one in policies()}
 NAMES = sorted(PACK)
-KINDS = {f"dsec-{one.name}": POOL_TYPE for one in POOL_RULES}
+BLOCK_TYPE = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+SEAL_TYPE = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
+KINDS = {
+    **{f"dsec-{one.name}": POOL_TYPE for one in POOL_RULES},
+    **{f"dsec-{one.name}": COPIES_TYPE for one in COPY_RULES},
+    "dsec-closed-buckets": BLOCK_TYPE,
+    "dsec-sealed-buckets": SEAL_TYPE,
+}
 """Policies that do not speak of experiments, and the type that they speak of."""
 OPTIONS = PolicyResourceOptions(
     protect=False,
@@ -54,7 +63,9 @@ def run(
     namespace: str = "gait",
 ) -> list[str]:
     """Return what a policy reports about a resource, as the engine would hand it over."""
-    props = {"metadata": {"name": "walk", "namespace": namespace}, "spec": spec}
+    record = {"metadata": {"name": "walk", "namespace": namespace}, "spec": spec}
+    # resources of AWS have no spec
+    props = spec if kind.startswith("aws:s3/") else record
     reports: list[str] = []
     args = ResourceValidationArgs(
         kind, unknown_checking_proxy(props), f"urn:x::{kind}::walk", "walk", OPTIONS, None, config
@@ -146,6 +157,116 @@ def test_nodes_at_any_price_are_told_and_stop_nothing() -> None:
         assert run("dsec-spending", {"scaling": asked | bound}, kind=POOL_TYPE) == []
 
 
+HOME = {"region": "eu-1", "bucket": "copies"}
+AWAY = {"region": "us-1", "endpoint": "https://s3.us-1"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "spec", "config", "path"),
+    [
+        ("dsec-copies", {}, {}, "spec.destinations"),
+        ("dsec-copies", {"destinations": [HOME], "minCopies": 2.0}, {}, "spec.minCopies"),
+        ("dsec-copies", {"destinations": [HOME, HOME]}, {}, "spec.destinations[1].region"),
+        (
+            "dsec-transit",
+            {"destinations": [HOME, AWAY | {"endpoint": "http://s3.us-1"}]},
+            {},
+            "spec.destinations[1].endpoint",
+        ),
+        (
+            "dsec-copy-residency",
+            {"destinations": [HOME, AWAY], "residency": ["eu-1"]},
+            {},
+            "spec.destinations[1].region",
+        ),
+        (
+            "dsec-copy-residency",
+            {"destinations": [AWAY]},
+            {"regions": ["eu-1"]},
+            "spec.destinations[0].region",
+        ),
+    ],
+)
+def test_copies_that_protect_nothing_are_reported(
+    policy: str, spec: dict[str, Any], config: dict[str, Any], path: str
+) -> None:
+    """HA-13, HA-14, HA-16: too few, in clear, or where data may not be."""
+    (one,) = run(policy, spec, kind=COPIES_TYPE, config=config)
+    assert one.startswith("The ReplicationPolicy walk must ")
+    assert one.endswith(f"({path})")
+
+
+@pytest.mark.parametrize("policy", [f"dsec-{one.name}" for one in COPY_RULES])
+def test_copies_in_allowed_regions_pass(policy: str) -> None:
+    """With two destinations, encrypted, within both bounds."""
+    spec = {"destinations": [HOME, AWAY], "minCopies": 2.0, "residency": ["eu-1", "us-1"]}
+    config = {"regions": ["eu-1", "us-1"]} if policy == "dsec-copy-residency" else {}
+    assert run(policy, spec, kind=COPIES_TYPE, config=config) == []
+
+
+SHUT = {
+    "blockPublicAcls": True,
+    "blockPublicPolicy": True,
+    "ignorePublicAcls": True,
+    "restrictPublicBuckets": True,
+}
+
+
+def says(**statement: Any) -> dict[str, Any]:
+    """Return a policy of a bucket with one statement, as text."""
+    return {"policy": json.dumps({"Statement": [{"Action": "s3:*"} | statement]})}
+
+
+@pytest.mark.parametrize(
+    ("kind", "props", "path"),
+    [
+        ("BucketPublicAccessBlock", SHUT, ""),
+        ("BucketPublicAccessBlock", SHUT | {"blockPublicPolicy": False}, "blockPublicPolicy"),
+        (
+            "BucketPublicAccessBlock",
+            {key: True for key in SHUT if key != "ignorePublicAcls"},
+            "ignorePublicAcls",
+        ),
+        ("BucketAcl", {"acl": "private"}, ""),
+        ("BucketAcl", {"acl": "public-read"}, "acl"),
+        ("BucketAclV2", {"acl": "authenticated-read"}, "acl"),
+        ("Bucket", {"acl": "public-read-write"}, "acl"),
+        ("Bucket", {}, ""),
+        ("BucketPolicy", says(Effect="Deny", Principal="*"), ""),
+        ("BucketPolicy", says(Effect="Allow", Principal={"AWS": "arn:aws:iam::1:role/a"}), ""),
+        ("BucketPolicy", says(Effect="Allow", Principal="*"), "policy.Statement[0].Principal"),
+        (
+            "BucketPolicy",
+            says(Effect="Allow", Principal={"AWS": ["*"]}),
+            "policy.Statement[0].Principal",
+        ),
+        ("BucketPolicy", {"policy": "{"}, "policy"),
+    ],
+)
+def test_a_bucket_that_is_open_is_reported(kind: str, props: dict[str, Any], path: str) -> None:
+    """By its block, its list or its policy; what is shut passes."""
+    found = run("dsec-closed-buckets", props, kind=f"aws:s3/{kind[0].lower()}{kind[1:]}:{kind}")
+    assert [one.rpartition("(")[2] for one in found] == ([f"{path})"] if path else [])
+    assert all(one.startswith(f"The {kind.removesuffix('V2')} walk must ") for one in found)
+
+
+@pytest.mark.parametrize(
+    ("default", "path"),
+    [
+        ({"sseAlgorithm": "aws:kms", "kmsMasterKeyId": "arn:key"}, ""),
+        ({"sseAlgorithm": "aws:kms"}, "kmsMasterKeyId"),
+        ({"sseAlgorithm": "AES256"}, "sseAlgorithm"),
+        ({}, "sseAlgorithm"),
+    ],
+)
+def test_a_bucket_without_a_key_of_its_own_is_reported(default: dict[str, Any], path: str) -> None:
+    """The key of all buckets cannot be withdrawn from one of them."""
+    props = {"rules": [{"applyServerSideEncryptionByDefault": default}]}
+    found = run("dsec-sealed-buckets", props, kind=SEAL_TYPE)
+    assert [one.rpartition(".")[2] for one in found] == ([f"{path})"] if path else [])
+    assert len(run("dsec-sealed-buckets", {"rules": []}, kind=SEAL_TYPE)) == 1
+
+
 UNKNOWN = [
     ("dsec-limits", {"roles": [ROLE | {"resources": {"cpuMilli": UNKNOWN_NUMBER_VALUE}}]}),
     ("dsec-digests", role(image=UNKNOWN_STRING_VALUE)),
@@ -160,6 +281,11 @@ UNKNOWN = [
     ("dsec-labels", {"labels": UNKNOWN_OBJECT_VALUE}),
     ("dsec-scaling", {"scaling": {"maxNodes": UNKNOWN_NUMBER_VALUE}}),
     ("dsec-spending", {"scaling": {"supplier": "aws", "maxNodes": UNKNOWN_NUMBER_VALUE}}),
+    ("dsec-copies", {"destinations": [HOME], "minCopies": UNKNOWN_NUMBER_VALUE}),
+    ("dsec-transit", {"destinations": [HOME | {"endpoint": UNKNOWN_STRING_VALUE}]}),
+    ("dsec-copy-residency", {"destinations": [{"region": UNKNOWN_STRING_VALUE}]}),
+    ("dsec-closed-buckets", SHUT | {"blockPublicAcls": UNKNOWN_BOOLEAN_VALUE}),
+    ("dsec-sealed-buckets", {"rules": [UNKNOWN_OBJECT_VALUE]}),
 ]
 
 
@@ -177,7 +303,10 @@ def test_every_policy_has_an_unknown_case() -> None:
     assert (
         {one[0] for one in UNKNOWN}
         == set(NAMES)
-        == {f"dsec-{one.name}" for one in (*EXPERIMENT_RULES, *POOL_RULES)}
+        == {
+            f"dsec-{one.name}"
+            for one in (*EXPERIMENT_RULES, *POOL_RULES, *COPY_RULES, *BUCKET_RULES)
+        }
     )
 
 
@@ -228,9 +357,13 @@ def test_metadata_for_reviewers() -> None:
     for name, one in PACK.items():
         assert one.severity
         assert one.remediation_steps
-        assert one.description.startswith(
-            "Node pools must " if name in KINDS else "Experiments must "
-        )
+        whose = {
+            POOL_TYPE: "Node pools",
+            COPIES_TYPE: "Replication policies",
+            BLOCK_TYPE: "Buckets",
+            SEAL_TYPE: "Buckets",
+        }.get(KINDS.get(name, ""), "Experiments")
+        assert one.description.startswith(f"{whose} must ")
         advisory = name in {"dsec-digests", "dsec-spending"}
         assert (one.enforcement_level is EnforcementLevel.ADVISORY) == advisory
 
@@ -255,5 +388,5 @@ def test_importing_returns_at_once() -> None:
         timeout=30,
         check=True,
     )
-    assert done.stdout.strip() == "13"
+    assert done.stdout.strip() == "18"
     assert all(isinstance(one, ResourceValidationPolicy) for one in PACK.values())

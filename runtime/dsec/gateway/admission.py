@@ -26,7 +26,7 @@ from dsec.api.records import (
     Tenant,
 )
 from dsec.api.tenant import TenantSpec
-from dsec.rules import POOL_RULES, Facts, Settings, Severity, check
+from dsec.rules import COPY_RULES, POOL_RULES, Facts, Settings, Severity, check
 from dsec.rules.replication import mistakes as replication_mistakes
 from dsec.rules.verdict import judge
 
@@ -92,7 +92,7 @@ class Webhook:
             "Tenant": self._tenant,
             "SandboxImage": self._image,
             "SandboxNodePool": _pool,
-            "ReplicationPolicy": _replication,
+            "ReplicationPolicy": self._replication,
             "Namespace": self._namespace,
         }
         if kind not in judges or not isinstance(new, Mapping):
@@ -160,6 +160,24 @@ class Webhook:
             message = f"must start with one of {', '.join(registries)} (rule tenant)"
             answer.refuse("spec.reference", record.spec.reference, message)
 
+    def _replication(self, new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
+        record = ReplicationPolicy.model_validate(new)
+        answer.mistakes += replication_mistakes(record.spec)
+        said = {one.path for one in answer.mistakes}
+        found = check(
+            record.record()["spec"],
+            name=record.metadata.name,
+            settings=self.settings,
+            rules=COPY_RULES,
+            kind=record.kind,
+        )
+        # what both see is said once
+        answer.mistakes += [
+            Mistake(one.path, one.value, one.remedy, one.message)
+            for one in found
+            if one.path not in said
+        ]
+
     def _namespace(
         self, new: Mapping[str, Any], answer: Answer, request: Mapping[str, Any]
     ) -> None:
@@ -211,10 +229,6 @@ def _pool(new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
             answer.warnings.append(f"{one.message} {one.remedy}")
         else:
             answer.mistakes.append(Mistake(one.path, one.value, one.remedy, one.message))
-
-
-def _replication(new: Mapping[str, Any], answer: Answer, _: Mapping[str, Any]) -> None:
-    answer.mistakes += replication_mistakes(ReplicationPolicy.model_validate(new).spec)
 
 
 def _quota(spec: TenantSpec, answer: Answer) -> None:

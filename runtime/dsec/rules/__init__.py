@@ -9,9 +9,13 @@ from typing import Any
 from dsec.rules.experiments import EXPERIMENT_RULES
 from dsec.rules.model import Facts, Finding, Rule, Settings, Severity, Subject
 from dsec.rules.pools import POOL_RULES
+from dsec.rules.stores import BUCKET_KINDS, BUCKET_RULES, COPY_RULES
 from dsec.rules.workloads import HOST, WORKLOAD_KINDS
 
 __all__ = [
+    "BUCKET_KINDS",
+    "BUCKET_RULES",
+    "COPY_RULES",
     "EXPERIMENT_RULES",
     "HOST",
     "POOL_RULES",

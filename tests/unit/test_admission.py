@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from dsec.api.tenant import TenantSpec
 from dsec.gateway.admission import MAX_BODY_BYTES, Webhook, admission_route
+from dsec.rules import Settings
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -215,3 +216,26 @@ def test_a_pool_that_contradicts_itself_is_refused_and_what_cannot_be_reached_is
     told = review("SandboxNodePool", {"scaling": {"maxCpuMilli": 2_063_000, "offerings": offered}})
     assert told["allowed"]
     assert "2063 cores cannot be reached with nodes of 32 cores: 2048 are" in told["warnings"][0]
+
+
+def test_a_policy_of_copies_says_each_mistake_once() -> None:
+    """What the record contradicts, what the rules forbid, and the regions of the stack."""
+    one = {"region": "us-1", "endpoint": "http://s3.us-1"}
+    spec = {"destinations": [one, one], "minCopies": 3, "residency": ["eu-1"]}
+    told = review("ReplicationPolicy", spec)
+    fields = [cause["field"] for cause in told["status"]["details"]["causes"]]
+    assert fields.count("spec.destinations[0].endpoint") == 1
+    assert fields.count("spec.minCopies") == 1
+    assert set(fields) == {
+        *(f"spec.destinations[{at}].{key}" for at in (0, 1) for key in ("region", "endpoint")),
+        "spec.minCopies",
+    }
+    fine = {"destinations": [{"region": "us-1"}]}
+    assert review("ReplicationPolicy", fine)["allowed"]
+    record = {"metadata": {"name": "x"}, "spec": fine}
+    request = {"uid": "1", "kind": {"kind": "ReplicationPolicy"}, "object": record}
+    strict = Webhook(Tenants(LAB), Settings(regions=("eu-1",)))
+    answer = strict.review({"request": request})["response"]
+    (cause,) = answer["status"]["details"]["causes"]
+    assert cause["field"] == "spec.destinations[0].region"
+    assert "the stack's regions (eu-1)" in cause["message"]

@@ -144,6 +144,7 @@ async def test_objects_are_added_and_never_replaced(served: Served) -> None:
             ("PUT", f"{P}packs/../repo.json", 403),
             ("DELETE", f"{P}packs/aa/a", 403),
             ("GET", "snapshots/other/repo.json", 403),
+            ("GET", "snapshots/research.eu/repo.json", 403),
             ("GET", "bindlog/0", 422),
             ("GET", f"{P}packs/none", 404),
         ):

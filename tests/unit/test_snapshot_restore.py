@@ -4,20 +4,27 @@ import asyncio
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from dsec.agent.snapshot_restore import _candidates
+from dsec.agent.snapshot_shelf import Shelf
+from dsec.api.snapshot import RestoreFrom, SnapshotRef
+from dsec.api.snapshot_store import Access
 from dsec.snapshots.limits import Limits
 from dsec.snapshots.manifest import Entry, Kind, ManifestWriter
 from dsec.snapshots.pieces import PIECE
+from dsec.snapshots.refs import publish
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.restoring import restore
 from dsec.snapshots.saving import save
 from dsec.snapshots.scanning import SaveError, Source
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.storing import Lane, Store
-from dsec.snapshots.target import RestoreError
+from dsec.snapshots.target import RestoreError, remove_at
 from dsec.world.memory import MemoryObjects
-from snapshot_make import open_repository, picture
+from snapshot_make import PREFIX, open_repository, picture
 
 OWNER = (os.geteuid(), os.getegid())
 
@@ -170,3 +177,43 @@ async def test_a_source_or_target_that_is_not_there(tmp_path: Path) -> None:
         await restore(repo, saved.manifest, tmp_path / "absent")
     with pytest.raises(SnapshotDamagedError, match="is no name of a manifest"):
         await restore(repo, "latest", tmp_path / "source")
+
+
+def test_much_is_removed_without_following_links(tmp_path: Path, outside: Path) -> None:
+    """Deeper than Python's stack is for, and wide; a link in it goes, not what it leads to."""
+    before = picture(outside)
+    top = tmp_path / "target"
+    place = os.open(top, os.O_RDONLY)
+    try:
+        for number in range(50):
+            (top / f"tree/{number}/a/b").mkdir(parents=True)
+            (top / f"tree/{number}/a/link").symlink_to(outside)
+        at = os.dup(place)
+        for _ in range(500):
+            os.mkdir("deep", dir_fd=at)
+            inner = os.open("deep", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = inner
+        os.close(at)
+        for name in (b"tree", b"deep", b"absent"):
+            remove_at(place, name)
+    finally:
+        os.close(place)
+    assert list(top.iterdir()) == []
+    assert picture(outside) == before
+
+
+async def test_another_project_has_nothing_to_restore_from() -> None:
+    """One tenant's repository holds several projects; who creates may name any lineage."""
+    store, lineage = MemoryObjects(), "exp/u1/worker/0"
+    values = {"tenant": "acme", "lineage": lineage, "kind": "state", "sandbox": "sb", "bytes": 1}
+    more = {"incarnation": 1, "created": "2026-01-01T00:00:00Z", "files": 1, "stored_bytes": 1}
+    ref = SnapshotRef.model_validate(
+        values | more | {"seq": 1, "project": "lab", "manifest": "0" * 64}
+    )
+    await publish(store, PREFIX, ref)
+    access = Access(tenant="acme", lineage="sb/x", prefix=PREFIX, key="", region="r", home_epoch=0)
+    shelf = cast("Shelf", SimpleNamespace(store=store, access=access))
+    wanted = RestoreFrom(lineage=lineage)
+    assert await _candidates(shelf, wanted, "lab") == [ref]
+    assert await _candidates(shelf, wanted, "other") == []

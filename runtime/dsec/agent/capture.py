@@ -21,6 +21,7 @@ from dsec.agent.ocispec import PLATFORM
 from dsec.agent.records import ROOTS, Record
 from dsec.api.reasons import EndReason
 from dsec.api.snapshot import SnapshotKind
+from dsec.snapshots.target import remove_at
 from dsec.world.substrate import SubstrateError, Tree
 
 FREEZE_SECONDS = 30.0
@@ -164,7 +165,7 @@ def write_files(root: int, files: Sequence[dict[str, object]]) -> None:
         try:
             for part in pure.parts[1:-1]:
                 fd = _enter(fd, part)
-            remove(fd, pure.name)
+            remove_at(fd, os.fsencode(pure.name))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             out = os.open(pure.name, flags, 0o600, dir_fd=fd)
             with os.fdopen(out, "wb") as stream:
@@ -180,7 +181,7 @@ def _enter(fd: int, name: str) -> int:
         try:
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
         except OSError:
-            remove(fd, name)
+            remove_at(fd, os.fsencode(name))
             os.mkdir(name, 0o755, dir_fd=fd)
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
     except OSError:
@@ -188,23 +189,3 @@ def _enter(fd: int, name: str) -> int:
         raise
     os.close(fd)
     return inner
-
-
-def remove(fd: int, name: str) -> None:
-    """Remove what has a name in a directory, with all that is below. Raises OSError."""
-    try:
-        mode = os.lstat(name, dir_fd=fd).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(mode):
-        os.unlink(name, dir_fd=fd)
-        return
-    inner = os.open(name, _DIRECTORY, dir_fd=fd)
-    try:
-        with os.scandir(inner) as found:
-            names = [entry.name for entry in found]
-        for entry in names:
-            remove(inner, entry)
-    finally:
-        os.close(inner)
-    os.rmdir(name, dir_fd=fd)

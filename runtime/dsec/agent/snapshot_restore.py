@@ -31,7 +31,7 @@ from dsec.snapshots.leases import working
 from dsec.snapshots.refs import in_force, list_refs
 from dsec.snapshots.restoring import restore
 from dsec.snapshots.sealing import SnapshotDamagedError
-from dsec.snapshots.target import RestoreError
+from dsec.snapshots.target import RestoreError, remove_at
 from dsec.snapshots.verifying import verify
 from dsec.world.objects import ObjectStoreError
 from dsec.world.substrate import Hollow, SubstrateError
@@ -90,7 +90,7 @@ async def restore_into(bench: Bench, entry: Entry, again: Callable[[], Awaitable
 async def _restore(one: _Restoring) -> None:
     bench, entry, wanted = one.bench, one.entry, one.wanted
     shelf = await bench.shelves.open(entry.spec.identity.id)
-    candidates = await _candidates(shelf, wanted)
+    candidates = await _candidates(shelf, wanted, entry.spec.identity.project)
     if not candidates:
         if wanted.seq is not None:
             why = f"restore: {wanted.lineage}@{wanted.seq} does not exist, nor any before it"
@@ -121,13 +121,19 @@ async def _restore(one: _Restoring) -> None:
     raise SubstrateError(EndReason.INFRASTRUCTURE, why)
 
 
-async def _candidates(shelf: Shelf, wanted: RestoreFrom) -> list[SnapshotRef]:
-    """Return what may be restored, the best first. Raises ObjectStoreError."""
+async def _candidates(shelf: Shelf, wanted: RestoreFrom, project: str) -> list[SnapshotRef]:
+    """Return what may be restored, the best first: of its own project alone.
+
+    Whoever creates names a lineage freely, and others of its tenant have theirs in the same
+    repository. Raises ObjectStoreError.
+    """
     listed = await list_refs(shelf.store, shelf.access.prefix, wanted.lineage)
     return [
         ref
         for ref in in_force(listed.refs)
-        if ref.kind in STORED and (wanted.seq is None or ref.seq <= wanted.seq)
+        if ref.project == project
+        and ref.kind in STORED
+        and (wanted.seq is None or ref.seq <= wanted.seq)
     ]
 
 
@@ -207,7 +213,7 @@ def _clear(root: Path, ref: SnapshotRef) -> None:
                 fd = capture.open_below(top, str(pure.parent))
                 try:
                     if pure.name:
-                        capture.remove(fd, pure.name)
+                        remove_at(fd, os.fsencode(pure.name))
                 finally:
                     os.close(fd)
     finally:

@@ -30,7 +30,7 @@ from dsec.gateway.standing import calling_node
 from dsec.journal.bindings import Binding, Bindings
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.keys import KeyAwayError, KeySource, KeyUnknownError
-from dsec.snapshots.layout import bound_to, prefix_of, repository_of
+from dsec.snapshots.layout import prefix_of, repository_of
 from dsec.snapshots.leases import DoomedError, confirm
 from dsec.snapshots.refs import FencedError, TakenError, bury, publish
 from dsec.snapshots.repository import Repository
@@ -223,7 +223,7 @@ async def _check(
     """Check that the calling node may touch a key of these parts. Raises ApiError 403, 422."""
     node = await calling_node(gateway, peer_of(request.scope))
     try:
-        tenant, _ = bound_to(repository_of(key))
+        repository = repository_of(key)
     except ValueError as problem:
         raise invalid("key", key[:200], "a key below snapshots/<tenant>/", str(problem)) from None
     if not all(part not in {".", ".."} for part in key.split("/")) or not _below(key, parts):
@@ -231,12 +231,13 @@ async def _check(
         raise ApiError(403, "denied", f"an agent may not do this to {key[:200]}; it may: {told}")
 
     def runs(state: Bindings) -> bool:
-        return any(one.tenant == tenant for one in state.on_node(node))
+        # by the whole name: the one of another tenant may begin alike
+        return any(prefix_of(one.tenant) == repository for one in state.on_node(node))
 
     if not runs((await gateway.views.fresh_log()).state) and not runs(
         (await gateway.views.fresh_log(newest=True)).state
     ):
-        raise ApiError(403, "denied", f"{node} runs nothing of tenant {tenant}")
+        raise ApiError(403, "denied", f"{node} runs nothing of who owns {repository}")
 
 
 def _below(key: str, parts: tuple[str, ...]) -> bool:

@@ -219,25 +219,29 @@ def remove_at(place: int, name: bytes) -> None:
 def _remove_tree(place: int, name: bytes) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # a stack of our own: trees are deeper than Python's
-    stack = [(place, name, os.open(name, flags, dir_fd=place))]
+    stack: list[tuple[int, bytes, int, list[bytes]]] = []
+
+    def enter(above: int, called: bytes) -> None:
+        handle, inner = os.open(called, flags, dir_fd=above), list[bytes]()
+        stack.append((above, called, handle, inner))
+        for one in os.listdir(handle):  # noqa: PTH208  of a handle
+            try:
+                os.unlink(one, dir_fd=handle)
+            except (IsADirectoryError, PermissionError):
+                inner.append(os.fsencode(one))
+
     try:
+        enter(place, name)
         while stack:
-            above, called, handle = stack[-1]
-            inner = None
-            for one in os.listdir(handle):  # noqa: PTH208  of a handle
-                try:
-                    os.unlink(one, dir_fd=handle)
-                except (IsADirectoryError, PermissionError):
-                    inner = os.fsencode(one)
-                    break
-            if inner is not None:
-                stack.append((handle, inner, os.open(inner, flags, dir_fd=handle)))
+            above, called, handle, inner = stack[-1]
+            if inner:
+                enter(handle, inner.pop())
                 continue
             stack.pop()
             os.close(handle)
             os.rmdir(called, dir_fd=above)
     finally:
-        for _, _, handle in stack:
+        for _, _, handle, _ in stack:
             os.close(handle)
 
 

@@ -61,6 +61,7 @@ async def test_a_notice_reaches_who_waits_and_who_asks_later() -> None:
         ("POST", NOTICE, b"", 405, "GET only"),
         ("POST", MARK, b"[1]", 400, "a JSON object is wanted"),
         ("POST", MARK, b"{", 400, "no JSON"),
+        ("POST", MARK, b"[" * 60_000, 400, "no JSON"),
         ("POST", MARK, b" " * (META_BYTES + 1), 413, "at most"),
         ("GET", f"{NOTICE}?after=x", b"", 400, "after: 'x'"),
     ],
@@ -106,6 +107,15 @@ def test_a_pool_that_is_none_stays_as_it_is(tmp_path: Path) -> None:
     assert "no absolute path" in merge_pool(tmp_path, {"pool": "pool"})["why"]
     assert "No such file" in merge_pool(tmp_path, {"pool": "/none"})["why"]
     assert "a.jsonl:1" in merge_pool(tmp_path, {"pool": "/pool"})["why"]
+    # one endless line is not read into memory
+    with (pool / "b.jsonl").open("wb") as endless:
+        endless.truncate(1 << 40)
+    (pool / "a.jsonl").write_text("")
+    assert "b.jsonl:1: longer than" in merge_pool(tmp_path, {"pool": "/pool"})["why"]
+    (pool / "b.jsonl").write_bytes(b"[" * 60_000 + b"\n")
+    assert "b.jsonl:1: no JSON" in merge_pool(tmp_path, {"pool": "/pool"})["why"]
+    (pool / "b.jsonl").unlink()
+    (pool / "a.jsonl").write_text("no record\n")
     assert (pool / "a.jsonl").read_text() == "no record\n"
     (tmp_path / "link").symlink_to(pool)
     assert "why" in merge_pool(tmp_path, {"pool": "/link"})

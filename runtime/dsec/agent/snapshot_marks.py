@@ -115,7 +115,7 @@ def read_meta(body: bytes) -> dict[str, Any]:
         return {}
     try:
         meta = json.loads(body)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise MetaError(f"body: no JSON: {problem}") from problem
     if not isinstance(meta, dict):
         raise MetaError("body: a JSON object is wanted, such as step, stage, seq")

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dsec.agent.capture import open_below
-from dsec.snapshots.merging import Merged, RecordError, merge, read_lines, write_lines
+from dsec.snapshots.merging import LINE_BYTES, Merged, RecordError, merge, read_lines, write_lines
 
 PIECE = ".jsonl"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,7 +84,8 @@ def _open(pool: int, name: str, flags: int, mode: str) -> BinaryIO:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    yield from file
+    while line := file.readline(LINE_BYTES):
+        yield line
 
 
 def _remove(pool: int, name: str) -> None:

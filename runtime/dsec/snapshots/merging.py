@@ -19,6 +19,10 @@ import blake3
 
 SEQ, INCARNATION = "seq", "incarnation"
 """Fields of a record, where it is an object of JSON."""
+MOST_NOTED = 1_000_000
+"""Gaps and conflicts of one merge; with more it is no pool."""
+LINE_BYTES = 4 << 20
+"""Of one record."""
 
 
 class RecordError(Exception):
@@ -62,18 +66,19 @@ class Merged:
 def merge(pieces: Sequence[Iterable[PoolRecord]], report: Merged) -> Iterator[PoolRecord]:
     """Yield each number once, ascending. Each piece is ascending; raises RecordError where not.
 
-    Memory: one record of each piece, and those of one number.
+    Memory: one record of each piece, and MOST_NOTED numbers: a pool is a stranger's.
     """
     runs = [_ascending(number, piece) for number, piece in enumerate(pieces)]
     merged = heapq.merge(*runs, key=lambda one: one.seq)
     for seq, same in groupby(merged, key=lambda one: one.seq):
-        found = list(same)
-        best = max(found, key=lambda one: one.rank)
-        report.repeated += len(found) - 1
-        if any(one.body != best.body for one in found):
+        best, repeated, differs = _best(same)
+        report.repeated += repeated
+        if differs:
             report.conflicts.append(seq)
         if report.last is not None and seq > report.last + 1:
             report.gaps.append((report.last + 1, seq - 1))
+        if len(report.gaps) + len(report.conflicts) > MOST_NOTED:
+            raise RecordError(f"record {seq}: more than {MOST_NOTED} gaps and conflicts before it")
         report.first = seq if report.first is None else report.first
         report.last = seq
         report.count += 1
@@ -88,6 +93,8 @@ def read_lines(lines: Iterable[bytes], name: str = "pool") -> Iterator[PoolRecor
     """
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
+            if len(line) >= LINE_BYTES:
+                raise RecordError(f"{name}:{number}: longer than {LINE_BYTES} bytes")
             return
         if not line.strip():
             continue
@@ -98,6 +105,16 @@ def write_lines(records: Iterable[PoolRecord]) -> Iterator[bytes]:
     """Yield the lines of a file that `read_lines` reads."""
     for record in records:
         yield record.body if record.body.endswith(b"\n") else record.body + b"\n"
+
+
+def _best(same: Iterator[PoolRecord]) -> tuple[PoolRecord, int, bool]:
+    """Return which of the records of a number holds, how many more, and whether they differ."""
+    best, repeated, differs = next(same), 0, False
+    for one in same:
+        repeated += 1
+        differs = differs or one.body != best.body
+        best = max(best, one, key=lambda which: which.rank)
+    return best, repeated, differs
 
 
 def _ascending(number: int, piece: Iterable[PoolRecord]) -> Iterator[PoolRecord]:
@@ -112,7 +129,7 @@ def _ascending(number: int, piece: Iterable[PoolRecord]) -> Iterator[PoolRecord]
 def _record(line: bytes, where: str) -> PoolRecord:
     try:
         data = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise RecordError(f"{where}: no JSON: {problem}") from problem
     seq = data.get(SEQ) if isinstance(data, dict) else None
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:

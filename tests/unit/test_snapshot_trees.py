@@ -16,7 +16,7 @@ from dsec.snapshots.walking import entries, needed_packs
 from dsec.world.clock import SystemClock
 from dsec.world.memory import MemoryObjects
 from dsec.world.objects import ObjectStoreError
-from snapshot_make import disturb, grow, open_repository, picture, seeded
+from snapshot_make import PREFIX, disturb, grow, open_repository, picture, seeded
 
 LARGE = 70 << 20
 
@@ -293,3 +293,35 @@ async def test_a_save_that_is_cut_off_anywhere(tmp_path: Path, how: str) -> None
         if sent > 8 << 20:
             assert second.stored_bytes < 1 << 20
     assert calls >= 3
+
+
+async def test_what_is_adopted_while_an_index_is_written_is_written_next(tmp_path: Path) -> None:
+    """Two saves of one tenant share a repository: neither forgets what the other has found."""
+    objects = MemoryObjects()
+    (tmp_path / "file").write_bytes(b"first")
+    await save(await open_repository(objects), [Source(tmp_path)])
+    first = {info.key for info in await objects.list(f"{PREFIX}packs/")}
+    (tmp_path / "file").write_bytes(b"second")
+    await save(await open_repository(objects), [Source(tmp_path)])
+    later = {info.key for info in await objects.list(f"{PREFIX}packs/")} - first
+    bodies = {key: (await objects.get(key))[0] for key in later}
+    for key in (*later, *[info.key for info in await objects.list(f"{PREFIX}index/")]):
+        await objects.delete(key)
+    repo = await open_repository(objects)
+    await repo.adopt()
+    written = repo.create
+
+    async def meanwhile(key: str, body: bytes) -> None:
+        await written(key, body)
+        for other, content in bodies.items():
+            await objects.put(other, content)
+        await repo.adopt()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repo, "create", meanwhile)
+        await repo.write_index([])
+    await repo.write_index([])
+    again = await open_repository(objects)
+    names = {key.rpartition("/")[2] for key in first | later}
+    assert later
+    assert {pack.name.hex() for pack in again.index.packs()} == names

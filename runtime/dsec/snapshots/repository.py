@@ -191,9 +191,12 @@ class Repository:
         """Publish where blobs lie, after their packs; return the bytes that this took."""
         if not self._adopted and not tables:
             return 0
-        key, body = await self._write_table(joined([*self._adopted, *tables]))
-        self._known[key] = joined([*self._adopted, *tables])
-        self._adopted = []
+        adopted = list(self._adopted)
+        table = joined([*adopted, *tables])
+        key, body = await self._write_table(table)
+        self._known[key] = table
+        # another save may have adopted more meanwhile: that is not written yet
+        self._adopted = [one for one in self._adopted if all(one is not was for was in adopted)]
         return len(body)
 
     async def forget(self, doomed: Collection[str]) -> None:

@@ -117,6 +117,9 @@ def test_a_move_carries_state_through_the_store() -> None:
             await asyncio.sleep(2)
             await ok(sim.client.post(f"{HOME}/sandboxes/{id_}/hibernate"))
             await until(lambda: where(sim, uid) == [])
+            kept = (await ok(sim.client.get(f"{HOME}/snapshots")))["items"][0]["name"]
+            refused = await sim.client.delete(at(kept))
+            assert (refused.status_code, refused.json()["code"]) == (409, "in-use"), refused.text
             await ok(sim.client.post(f"{HOME}/sandboxes/{id_}/wake"))
             await until(lambda: where(sim, uid) == [("one", 2, "running")])
             assert ran(sim, "one", id_) > 2

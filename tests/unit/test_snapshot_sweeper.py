@@ -159,3 +159,10 @@ async def test_nothing_goes_where_the_time_is_not_sure() -> None:
     await world.save()
     world.clock.seconds = 0.0
     assert await world.left() == [1, 2, 3, 4, 5]
+
+
+async def test_a_reference_that_cannot_be_understood_ends_no_term() -> None:
+    """A later version's plan says nothing here, and the rule holds instead."""
+    world = World()
+    await world.save(spec={"snapshot": {"kinds": ["state"], "unheard": 1}})
+    assert await world.left() == [3, 4, 5]

@@ -116,8 +116,8 @@ class Sleeper:
                 why = f"it could not be saved: {problem}"
             else:
                 async with self.placer.rounding:
-                    why = self.mover.hindrance(id_)
-                    if not why and binding.node == node:
+                    why = self.mover.hindrance(id_) or _elsewhere(binding, node)
+                    if not why:
                         row = Row(
                             kind="bind",
                             at=self.clock.now(),
@@ -182,3 +182,8 @@ class Sleeper:
             **more,
         )
         self.changed([binding])
+
+
+def _elsewhere(binding: Binding, node: str) -> str:
+    """Return that a sandbox is not on that node any more, in words; empty: it is."""
+    return "" if binding.node == node else f"it went to node {binding.node}; repeat the call"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
+from pydantic import ValidationError
 
 from dsec.api.lineage import lineage_of
 from dsec.api.snapshot import SnapshotPlan, SnapshotRef
@@ -63,6 +64,9 @@ class Sweeper:
                     await self.look(tenant)
                 except ObjectStoreError as problem:
                     log.warning("snapshots are not swept", tenant=tenant, why=str(problem))
+                except Exception:
+                    # what lies in a store can be anything: it must not end a leader's term
+                    log.exception("snapshots are not swept", tenant=tenant)
             await self.clock.sleep(SWEEP_SECONDS)
 
     async def look(self, tenant: str) -> int:
@@ -139,8 +143,11 @@ class Sweeper:
 
 
 def _retain(ref: SnapshotRef) -> int | None:
-    """Return how many copies its task asked for; None: it does not say."""
+    """Return how many copies its task asked for; None: it does not say, or not so as we read it."""
     plan = ref.spec.get("snapshot")
     if not isinstance(plan, dict):
         return None
-    return SnapshotPlan.model_validate(plan).retain
+    try:
+        return SnapshotPlan.model_validate(plan).retain
+    except ValidationError:
+        return None

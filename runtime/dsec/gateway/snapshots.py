@@ -209,6 +209,12 @@ async def delete(call: Call) -> Response:
     now = gateway.clock.now()
     if any(one.seq == place.ref.seq and one.holds(now) for one in held):
         raise ApiError(409, "pinned", f"{place.name} is pinned; unpin it first")
+    state = (await gateway.views.fresh_log(newest=True)).state
+    for one in list(state.by_id.values()):
+        wanted = one.spec.restore
+        starts = one.live and (not one.node or one.kept is not None)
+        if starts and wanted and (wanted.lineage, wanted.seq) == (place.ref.lineage, place.ref.seq):
+            raise ApiError(409, "in-use", f"{place.name} is what {one.id} goes on from")
     why = f"deleted by {call.user.name}"
     await bury(gateway.objects, place.prefix, place.ref, why=why, now=now)
     return JSONResponse({"name": place.name, "deleted": True})

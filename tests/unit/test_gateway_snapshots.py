@@ -4,19 +4,24 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 from dsec.api.reasons import EndReason
 from dsec.api.sandbox import Identity, Resources, SandboxSpec
 from dsec.api.snapshot import SnapshotKind, SnapshotRef
+from dsec.gateway.collecting import everywhere
+from dsec.gateway.core import Gateway
 from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.local.control import ControlConfig, build_control
 from dsec.snapshots.keys import FileKeys
+from dsec.snapshots.layout import prefix_of
 from dsec.snapshots.leases import GcState, Phase, state_key
 from dsec.snapshots.refs import list_refs
+from dsec.snapshots.repository import Repository
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.inprocess import InProcessNetwork
 from dsec.world.memory import MemoryObjects, MemoryRecords
@@ -202,3 +207,20 @@ async def test_a_store_that_signs_nothing_says_so(served: Served) -> None:
     async with served.node("n1") as n1:
         answer = await n1.post(f"{BASE}/urls", json={"method": "GET", "keys": [f"{P}packs/a"]})
         assert (answer.status_code, answer.json()["code"]) == (501, "not-implemented")
+
+
+async def test_a_tenant_whose_key_is_gone_keeps_no_other_from_being_collected() -> None:
+    """It is said of that tenant alone."""
+    objects, clock, randomness = MemoryObjects(), SystemClock(), system_randomness()
+    lost, held = (FileKeys(((name, b"k" * 32),), randomness) for name in ("lost", "held"))
+    for tenant, keys in (("acme", lost), ("research", held)):
+        await Repository.open(objects, prefix_of(tenant), keys, clock, randomness)
+    gateway = SimpleNamespace(
+        objects=objects, clock=clock, randomness=randomness,
+        tenants=lambda: {"acme": None, "research": None},
+        config=SimpleNamespace(snapshot_keys=held),
+    )  # fmt: skip
+    found = await everywhere(cast("Gateway", gateway), wait=False)
+    assert [one.tenant for one in found] == ["acme", "research"]
+    assert "file:lost" in found[0].problem
+    assert found[1].problem == ""

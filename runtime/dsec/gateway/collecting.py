@@ -48,7 +48,16 @@ async def everywhere(gateway: "Gateway", *, wait: bool) -> list[Collected]:
     """Collect in the repository of every tenant that has one. Raises ApiError without keys."""
     tenants = sorted(gateway.tenants() or {})
     has = [one for one in tenants if await gateway.objects.list(prefix_of(one) + "repo.json")]
-    return [await collected(gateway, one, wait=wait) for one in has]
+    found = []
+    for one in has:
+        try:
+            found.append(await collected(gateway, one, wait=wait))
+        except ApiError as problem:
+            if gateway.config.snapshot_keys is None:
+                raise
+            # one tenant's key is gone or away: those of others are not to wait for it
+            found.append(Collected(tenant=one, problem=str(problem)))
+    return found
 
 
 async def collected(gateway: "Gateway", tenant: str, *, wait: bool) -> Collected:

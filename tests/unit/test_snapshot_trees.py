@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dsec.snapshots import treesaver
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.restoring import restore
 from dsec.snapshots.saving import Saved, save
-from dsec.snapshots.scanning import Source
+from dsec.snapshots.scanning import Found, SaveError, Source, scan
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.statcache import StatCache
 from dsec.snapshots.verifying import verify
@@ -325,3 +327,21 @@ async def test_what_is_adopted_while_an_index_is_written_is_written_next(tmp_pat
     names = {key.rpartition("/")[2] for key in first | later}
     assert later
     assert {pack.name.hex() for pack in again.index.packs()} == names
+
+
+async def test_a_file_that_becomes_a_pipe_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs work while a first pass reads: opening a pipe would wait for a writer for ever."""
+    file = tmp_path / "large"
+    file.write_bytes(bytes(1 << 20))
+
+    def changing(source: Source, root: int, only: bytes) -> Iterator[Found]:
+        for found in scan(source, root, only):
+            file.unlink()
+            os.mkfifo(file)
+            yield found
+
+    monkeypatch.setattr(treesaver, "scan", changing)
+    with pytest.raises(SaveError, match="large"):
+        await save(await open_repository(MemoryObjects()), [Source(tmp_path)])

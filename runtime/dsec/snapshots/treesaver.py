@@ -211,7 +211,7 @@ class TreeSaver:
     def _take_large(self, tree: Tree, found: Found, stat: bytes, known: Remembered | None) -> None:
         entry, size = found.entry, found.stat.st_size
         try:
-            handle = open_beneath(tree.root, found.inside, os.O_RDONLY)
+            handle = open_beneath(tree.root, found.inside, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             self._lose(entry.path)
             return

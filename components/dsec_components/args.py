@@ -193,6 +193,9 @@ class RuntimeArgs(TypedDict):
     """The agents."""
     object_store: NotRequired[ObjectStore]
     """Where history and results are kept."""
+    snapshot_key: NotRequired[str]
+    """KMS key, in the region of the object store, that wraps the keys of tenants' snapshots;
+    unset: a key of the stack's own. Update in place: pods roll."""
     pools: NotRequired[dict[str, SandboxNodePoolSpec]]
     """Node pools by name: agents run per pool, nodes carry its labels. Agents roll."""
     registry: NotRequired[PlatformRegistry]
@@ -356,6 +359,8 @@ class SnapshotStoreArgs(TypedDict):
     """Policies by name, each to all copies; none: `daily`, all snapshots once a day. In place."""
     roles: NotRequired[list[pulumi.Input[str]]]
     """IAM roles of gateways and controllers: they get the rights to the buckets, and no others."""
+    kms_key: NotRequired[str]
+    """ARN of the KMS key that wraps tenants' keys: the roles get the right to use it."""
     version_days: NotRequired[int]
     """Days that S3 keeps what dsec has deleted; default 30, 0: for ever. Update in place."""
     deletion: NotRequired[Deletion]
@@ -379,6 +384,9 @@ class PlatformSnapshots(TypedDict):
     """Policies by name, each to all copies; none: `daily`, all snapshots once a day."""
     roles: NotRequired[list[pulumi.Input[str]]]
     """IAM roles of gateways and controllers: they get the rights to the buckets, and no others."""
+    kms_key: NotRequired[str]
+    """ARN of the KMS key that wraps tenants' keys; unset: a key of the stack's own. Snapshots
+    that were saved under another key are not opened by it."""
     version_days: NotRequired[int]
     """Days that S3 keeps what dsec has deleted; default 30, 0: for ever."""
 

@@ -179,14 +179,17 @@ def _snapshots(args: PlatformArgs) -> SnapshotStoreArgs | None:
         "deletion": args.get("deletion", Deletion.PROTECT),
         "labels": args.get("labels", {}),
     }
-    for key in ("copies", "replication", "roles", "version_days"):
+    for key in ("copies", "replication", "roles", "kms_key", "version_days"):
         if key in asked:
             inputs[key] = asked[key]
     return inputs
 
 
 def _runtime(args: PlatformArgs) -> RuntimeArgs:
-    return {key: args[key] for key in RUNTIME_KEYS if key in args}  # type: ignore[return-value, literal-required]
+    inputs: RuntimeArgs = {key: args[key] for key in RUNTIME_KEYS if key in args}  # type: ignore[assignment, literal-required]
+    if key := args.get("snapshots", {}).get("kms_key"):
+        inputs["snapshot_key"] = key
+    return inputs
 
 
 def platform_args(config: PlatformConfig, kubeconfig: pulumi.Input[str]) -> PlatformArgs:

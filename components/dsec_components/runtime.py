@@ -1,6 +1,6 @@
 """Runtime: the control plane and the agents, in the order in which they need each other."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pulumi
 import pulumi_kubernetes as k8s
@@ -126,7 +126,7 @@ class Runtime(Component):
 
     def _settings(self, args: RuntimeArgs, inside: Placed) -> Settings:
         store: ObjectStore = args.get("object_store", {})
-        config = {
+        config: dict[str, Any] = {
             "region": args.get("region", "local"),
             "namespace": self.namespace,
             "logLevel": args.get("log_level", "info"),
@@ -140,6 +140,11 @@ class Runtime(Component):
                 "region": store.get("region", "us-east-1"),
             },
         }
+        if args.get("snapshot_key"):
+            config["snapshots"] = {
+                "kmsKey": args["snapshot_key"],
+                "kmsRegion": store.get("region", "us-east-1"),
+            }
         return Settings(
             f"{self._name_prefix}-settings",
             {

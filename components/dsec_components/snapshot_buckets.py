@@ -30,6 +30,8 @@ class Site:
     region: str
     bucket: str
     prefixes: Sequence[str]
+    wrapping: str = ""
+    """ARN of the key that wraps tenants' keys; empty: the roles use none of KMS."""
 
 
 class SnapshotBucketsArgs(TypedDict):
@@ -222,6 +224,12 @@ def access_policy(site: Site, key: str) -> dict[str, Any]:
     use the key through S3 of this region only.
     """
     arn = arn_of(site.bucket, site.region)
+    wrapping: dict[str, Any] = {
+        "Sid": "Wrapping",
+        "Effect": "Allow",
+        "Action": ["kms:Encrypt", "kms:Decrypt"],
+        "Resource": [site.wrapping],
+    }
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -251,5 +259,6 @@ def access_policy(site: Site, key: str) -> dict[str, Any]:
                     "StringEquals": {"kms:ViaService": f"s3.{site.region}.amazonaws.com"}
                 },
             },
+            *([wrapping] if site.wrapping else []),
         ],
     }

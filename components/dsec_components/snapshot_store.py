@@ -140,8 +140,14 @@ def buckets_of(
         SnapshotBuckets,
     )
 
+    key = args.get("kms_key", "")
     sites = [
-        Site(one["region"], one.get("bucket") or BUCKET, HOME_PREFIXES if own else COPY_PREFIXES)
+        Site(
+            one["region"],
+            one.get("bucket") or BUCKET,
+            HOME_PREFIXES if own else COPY_PREFIXES,
+            wrapping=key if own else "",
+        )
         for one, own in wanted
     ]
     return SnapshotBuckets(
@@ -173,6 +179,10 @@ def _check(what: str, args: SnapshotStoreArgs) -> None:
     if args.get("replication") and not copies:
         rule = "a bucket in another region"
         found.append(Mistake("copies", None, rule, f"must have {rule}: there are policies"))
+    key = args.get("kms_key", "")
+    if key and not (key.startswith("arn:") and ":kms:" in key):
+        rule = "the ARN of a KMS key"
+        found.append(Mistake("kmsKey", key, rule, f"must be {rule}"))
     days = args.get("version_days", VERSION_DAYS)
     if days < 0:
         found.append(Mistake("versionDays", days, "0 or more", "must be 0 or more"))

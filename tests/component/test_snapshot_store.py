@@ -157,6 +157,27 @@ def test_the_roles_may_do_what_dsec_does_and_no_more(run: Run) -> None:
     }
 
 
+def test_a_platform_wraps_tenants_keys_by_kms_where_it_is_told(run: Run) -> None:
+    """Pods read the key's name, and only the home's roles may wrap and open with it."""
+    key = "arn:aws:kms:eu-central-1:1:key/mrk-1"
+    inputs: Any = {
+        "images": IMAGES,
+        "kubeconfig": "apiVersion: v1",
+        "object_store": {"region": "eu-central-1", "bucket": "lab"},
+        "snapshots": {"copies": TWO["copies"], "kms_key": key},
+    }
+    made = run(lambda opts: Platform("dsec", inputs, opts))
+    config = json.loads(made.named("dsec-runtime-settings-config").inputs["data"]["config.json"])
+    assert config["snapshots"] == {"kmsKey": key, "kmsRegion": "eu-central-1"}
+    home, away = (
+        json.loads(plain(made.named(f"dsec-buckets-{region}-rights").inputs)["policy"])["Statement"]
+        for region in ("eu-central-1", "eu-west-1")
+    )
+    assert home[3]["Action"] == ["kms:Encrypt", "kms:Decrypt"]
+    assert home[3]["Resource"] == [key]
+    assert len(away) == 3
+
+
 def test_tags_reach_whatever_has_tags(mode: bool, run: Run) -> None:
     """The user's, and the stack that made it."""
     made = store(run, TWO | {"labels": {"team": "x"}}, preview=mode)
@@ -239,6 +260,7 @@ def _copy(**changes: Any) -> dict[str, Any]:
         (_copy(bucket="Lab"), "copies[0].bucket: must be 3 to 63 letters"),
         (_copy(access_key="a"), "copies[0].secret_key: must be there: a copy has both keys"),
         ({"copies": []}, "copies: must have a bucket in another region"),
+        ({"kms_key": "alias/mine"}, "kmsKey: must be the ARN of a KMS key"),
         ({"version_days": -1}, "versionDays: must be 0 or more"),
         (
             {"replication": {"daily": {"min_copies": 2}}},

@@ -264,6 +264,13 @@ class SnapshotsConfig(Model):
         max_length=10,
         description="IAM roles of gateways and controllers that get the rights to the buckets.",
     )
+    kms_key: Annotated[str, Field(pattern=r"^(arn:aws[a-z-]*:kms:[^ ]+)?$", max_length=256)] = (
+        Field(
+            default="",
+            description="ARN of the KMS key that wraps the keys of tenants, in the region of "
+            "objectStore; one of many regions opens them in each. Empty: a key of the stack's own.",
+        )
+    )
     version_days: Annotated[int, Field(ge=0, le=3650)] = Field(
         default=30,
         description="What dsec has deleted can be had for so long where buckets are made here; "

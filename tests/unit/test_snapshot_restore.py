@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -22,7 +23,7 @@ from dsec.snapshots.saving import save
 from dsec.snapshots.scanning import SaveError, Source
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.storing import Lane, Store
-from dsec.snapshots.target import RestoreError, remove_at
+from dsec.snapshots.target import RestoreError, Target, remove_at
 from dsec.world.memory import MemoryObjects
 from snapshot_make import PREFIX, open_repository, picture
 
@@ -217,3 +218,32 @@ async def test_another_project_has_nothing_to_restore_from() -> None:
     wanted = RestoreFrom(lineage=lineage)
     assert await _candidates(shelf, wanted, "lab") == [ref]
     assert await _candidates(shelf, wanted, "other") == []
+
+
+async def test_a_restore_that_is_cancelled_leaves_no_thread_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would go on by the number of a directory that is another's by then."""
+    repo = await open_repository(MemoryObjects())
+    entries = [Entry(b"a", Kind.FOLDER, 0o755), Entry(b"b", Kind.FOLDER, 0o755)]
+    manifest = await written(repo, entries)
+    (tmp_path / "target").mkdir()
+    began, go_on = threading.Event(), threading.Event()
+    lay = Target.lay
+
+    def slow(target: Target, entry: Entry) -> None:
+        began.set()
+        assert go_on.wait(60)
+        lay(target, entry)
+
+    monkeypatch.setattr(Target, "lay", slow)
+    restoring = asyncio.ensure_future(restore(repo, manifest, tmp_path / "target"))
+    assert await asyncio.to_thread(began.wait, 60)
+    for _ in range(2):
+        restoring.cancel()
+        await asyncio.sleep(0.05)
+        assert not restoring.done(), "the thread still works in its directory"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await restoring
+    assert sorted(one.name for one in (tmp_path / "target").iterdir()) == ["a", "b"]

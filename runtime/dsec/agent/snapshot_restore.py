@@ -5,7 +5,6 @@ said of itself is written where it finds it; then the increments of its experien
 by their sequence numbers. A damaged snapshot gives way to the one before, and that is said.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -32,6 +31,7 @@ from dsec.snapshots.refs import in_force, list_refs
 from dsec.snapshots.restoring import restore
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.target import RestoreError, remove_at
+from dsec.snapshots.threads import in_thread
 from dsec.snapshots.verifying import verify
 from dsec.world.objects import ObjectStoreError
 from dsec.world.substrate import Hollow, SubstrateError
@@ -146,7 +146,7 @@ async def _one(one: _Restoring, shelf: Shelf, ref: SnapshotRef) -> None:
     async with bench.substrate.put_back(sandbox) as hollow:
         _fits(ref, hollow, entry, wanted)
         one.written = True
-        await asyncio.to_thread(_clear, hollow.root, ref)
+        await in_thread(_clear, hollow.root, ref)
         try:
             restored = await restore(
                 shelf.repository, ref.manifest, hollow.root, limits=bench.limits
@@ -160,9 +160,9 @@ async def _one(one: _Restoring, shelf: Shelf, ref: SnapshotRef) -> None:
             )
         times.append(clock.monotonic())
         # what its program finds is written anew, whatever an earlier restore had left there
-        await asyncio.to_thread(_tell, hollow.root, ref, wanted)
+        await in_thread(_tell, hollow.root, ref, wanted)
         times.append(clock.monotonic())
-        merged = await asyncio.to_thread(snapshot_pool.merge_pool, hollow.root, ref.meta)
+        merged = await in_thread(snapshot_pool.merge_pool, hollow.root, ref.meta)
         times.append(clock.monotonic())
     seconds = [round(after - before, 3) for before, after in pairwise(times)]
     body: dict[str, Any] = {

@@ -21,6 +21,7 @@ from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.target import RestoreError, Target, write_all
+from dsec.snapshots.threads import in_thread
 from dsec.snapshots.walking import read_root, rows_of, walk
 from dsec.world.heap import keep_buffers
 
@@ -141,7 +142,7 @@ class _Restore:
                 aclosing(self._batches(found, only)) as batches,
             ):
                 async for batch in batches:
-                    await asyncio.to_thread(self._prepare, batch)
+                    await in_thread(self._prepare, batch)
                     if running is not None:
                         await running
                         self._tell(progress)
@@ -237,7 +238,7 @@ class _Restore:
                     self._target.write(place.entry.path, [(place.offset, data)])
 
         await self.fetcher.fetch(plan(self._repo, batch.places), use)
-        await asyncio.to_thread(self._complete, batch)
+        await in_thread(self._complete, batch)
 
     def _whole(self, entry: Entry, data: memoryview) -> None:
         handle = self._target.create(entry)

@@ -27,6 +27,7 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import End, Evidence, SandboxSpec
 from dsec.api.snapshot import SnapshotKind
 from dsec.api.wire import NodeInventory
+from dsec.snapshots.threads import in_thread
 from dsec.world.substrate import (
     Captured,
     Chunk,
@@ -366,7 +367,7 @@ class OciSubstrate:
         live = self._get(sandbox_id)
         with capture.roots(live.record) as (_, root):
             yield Hollow(capture.reach(root), self._digest(live))
-            await asyncio.to_thread(capture.write_files, root, rootfs.files(live.spec))
+            await in_thread(capture.write_files, root, rootfs.files(live.spec))
 
     def _digest(self, live: _Live) -> str:
         stack = live.stack or self.images.known(live.spec.image)

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from dsec.api.snapshot import SnapshotKind, SnapshotRef
-from dsec.snapshots.collecting import BrokenError, Collector
+from dsec.snapshots.collecting import Collector
 from dsec.snapshots.keys import FileKeys
 from dsec.snapshots.leases import DoomedError, working
 from dsec.snapshots.limits import Limits
+from dsec.snapshots.needing import needs_of
 from dsec.snapshots.refs import bury, next_seq, publish
 from dsec.snapshots.replicating import Copier
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.saving import save
 from dsec.snapshots.scanning import Source
 from dsec.snapshots.sealing import SnapshotDamagedError
-from dsec.snapshots.walking import needed_packs
 from dsec.world.clock import SystemClock, system_randomness
 from dsec.world.s3 import S3Config
 from dsec.world.s3bytes import S3Bytes
@@ -92,15 +92,8 @@ async def collect(objects: S3Bytes) -> None:
     """Run one cycle of collection."""
     repo = await open_repository(objects)
 
-    async def needs(ref: SnapshotRef) -> set[str]:
-        await repo.refresh()
-        try:
-            return await needed_packs(repo, ref.manifest)
-        except SnapshotDamagedError as problem:
-            raise BrokenError(str(problem)) from problem
-
     await Collector(
-        objects, PREFIX, SystemClock(), needs, repo.forget, patience=PATIENCE, settle=0.2
+        objects, PREFIX, SystemClock(), needs_of(repo), repo.forget, patience=PATIENCE, settle=0.2
     ).collect()
 
 

@@ -3,19 +3,19 @@
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from dsec.api.snapshot import SnapshotRef
-from dsec.snapshots.collecting import BrokenError, Collector
+from dsec.snapshots.collecting import CollectError, Collector, Swept
 from dsec.snapshots.leases import working
 from dsec.snapshots.limits import Limits
-from dsec.snapshots.refs import bury, next_seq, publish
+from dsec.snapshots.needing import needs_of
+from dsec.snapshots.refs import bury, next_seq, publish, ref_key
 from dsec.snapshots.repacking import Repacked, repack
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.restoring import restore
 from dsec.snapshots.saving import save
 from dsec.snapshots.scanning import Source
-from dsec.snapshots.sealing import SnapshotDamagedError
 from dsec.snapshots.verifying import verify
-from dsec.snapshots.walking import needed_packs
 from fault_objects import FaultyObjects, Killed
 from snapshot_world import LINEAGE, PREFIX, Region, SeededRandomness, ref_of, region
 
@@ -35,17 +35,12 @@ async def _take(repo: Repository, folder: Path) -> SnapshotRef:
     return ref
 
 
-async def _collect(place: Region) -> None:
+async def _collect(place: Region) -> Swept:
     repo = await place.open()
+    needs = needs_of(repo)
 
-    async def needs(ref: SnapshotRef) -> set[str]:
-        await repo.refresh()
-        try:
-            return await needed_packs(repo, ref.manifest)
-        except SnapshotDamagedError as problem:
-            raise BrokenError(str(problem)) from problem
-
-    await Collector(place.objects, PREFIX, place.clock, needs, repo.forget, patience=60.0).collect()
+    one = Collector(place.objects, PREFIX, place.clock, needs, repo.forget, patience=60.0)
+    return await one.collect()
 
 
 async def _stored(place: Region) -> int:
@@ -149,3 +144,51 @@ async def test_who_saves_meanwhile_may_still_use_the_old_pack(tmp_path: Path) ->
     await _collect(place)
     for one in (ref, other):
         assert (await verify(await place.open(), one.manifest)).problems == []
+
+
+async def _apart(folder: Path) -> tuple[Region, SnapshotRef, str, list[str]]:
+    """Return a snapshot whose manifest has a pack of its own: that one, and all others' names."""
+    place = region()
+    repo = await place.open()
+    (folder / "a").write_bytes(SeededRandomness(7).randbytes(300_000))
+    await _take(repo, folder)
+    data = {info.key for info in await place.objects.list(PREFIX + "packs/")}
+    (folder / "b").write_bytes(b"")
+    ref = await _take(repo, folder)
+    packs = {info.key for info in await place.objects.list(PREFIX + "packs/")}
+    (manifest,) = packs - data
+    return place, ref, manifest, sorted(data)
+
+
+async def test_damage_is_no_absence(tmp_path: Path) -> None:
+    """A manifest that cannot be read stops the collection, which says why; whole again, it goes."""
+    place, ref, manifest, data = await _apart(tmp_path)
+    for old in await place.objects.list(PREFIX + "refs/"):
+        if not old.key.endswith(f"{ref.seq:012d}.json"):
+            await place.objects.delete(old.key)
+    whole, _ = await place.objects.get(manifest)
+    await place.objects.put(manifest, b"x" * len(whole))
+    with pytest.raises(CollectError, match=f"@{ref.seq}: cannot tell what it needs"):
+        await _collect(place)
+    left = {info.key for info in await place.objects.list(PREFIX + "packs/")}
+    assert left == {manifest, *data}
+    await place.objects.put(manifest, whole)
+    key = ref_key(PREFIX, ref.lineage, ref.seq)
+    entry, _ = await place.objects.get(key)
+    await place.objects.put(key, entry[:-9])
+    with pytest.raises(CollectError, match=key):
+        await _collect(place)
+    await place.objects.put(key, entry)
+    await _collect(place)
+    assert (await verify(await place.open(), ref.manifest)).problems == []
+
+
+async def test_what_is_gone_makes_a_snapshot_broken(tmp_path: Path) -> None:
+    """No restore of it can succeed: what only it needed goes."""
+    place, ref, manifest, _ = await _apart(tmp_path)
+    for old in await place.objects.list(PREFIX + "refs/"):
+        if not old.key.endswith(f"{ref.seq:012d}.json"):
+            await place.objects.delete(old.key)
+    await place.objects.delete(manifest)
+    assert (await _collect(place)).broken == (f"{ref.lineage}@{ref.seq}",)
+    assert await _stored(place) == 0

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from dsec.api.snapshot import SnapshotRef
 from dsec.api.snapshot_calls import Collected
 from dsec.gateway.errors import ApiError, away
-from dsec.snapshots.collecting import BrokenError, CollectError, Collector
+from dsec.snapshots.collecting import CollectError, Collector
 from dsec.snapshots.keys import KeyAwayError, KeyUnknownError
 from dsec.snapshots.layout import prefix_of
+from dsec.snapshots.needing import needs_of
 from dsec.snapshots.repacking import repack
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import SnapshotDamagedError
-from dsec.snapshots.walking import needed_packs
 from dsec.world.objects import ObjectStoreError
 
 if TYPE_CHECKING:
@@ -64,24 +63,16 @@ async def collected(gateway: "Gateway", tenant: str, *, wait: bool) -> Collected
     """Collect in one tenant's repository. Raises ApiError without keys."""
     prefix = prefix_of(tenant)
     repo = await open_repository(gateway, prefix)
-
-    async def needs(ref: SnapshotRef) -> set[str]:
-        await repo.refresh()
-        try:
-            return await needed_packs(repo, ref.manifest)
-        except SnapshotDamagedError as problem:
-            raise BrokenError(str(problem)) from problem
-
-    collector = Collector(gateway.objects, prefix, gateway.clock, needs, repo.forget)
+    collector = Collector(gateway.objects, prefix, gateway.clock, needs_of(repo), repo.forget)
     try:
         with suppress(SnapshotDamagedError):
-            # what is damaged stays where it is; the collector says which snapshots that breaks
+            # what is damaged stays where it is; the collector says which snapshots are
             await repack(repo)
             if repo.damaged:
                 # made anew from the packs, or no copy of it can be made either
                 await repo.forget(())
         swept = await collector.collect(wait=wait)
-    except (CollectError, ObjectStoreError) as problem:
+    except (CollectError, SnapshotDamagedError, ObjectStoreError) as problem:
         return Collected(tenant=tenant, problem=str(problem))
     return Collected(
         tenant=tenant,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dsec.snapshots.index import PackName, Where
 from dsec.snapshots.limits import MIB, Limits, Pace
 from dsec.snapshots.packs import open_frame
-from dsec.snapshots.repository import Repository
+from dsec.snapshots.repository import GoneError, Repository
 from dsec.snapshots.sealing import ID_BYTES, SnapshotDamagedError, cipher, name_blob
 from dsec.world.objects import NotFoundError
 
@@ -53,17 +53,17 @@ class Span:
 
 
 def locate(repo: Repository, blob: bytes) -> Where:
-    """Return where a blob lies. Raises SnapshotDamagedError where it is in no pack."""
+    """Return where a blob lies. Raises GoneError where it is in no pack."""
     where = repo.index.find(blob)
     if where is None:
-        raise SnapshotDamagedError(f"blob {blob.hex()} is in no pack that the index knows")
+        raise GoneError(f"blob {blob.hex()} is in no pack that the index knows")
     return where
 
 
 def plan(repo: Repository, blobs: Iterable[bytes]) -> list[Span]:
     """Return the requests for some blobs, in the order in which they are asked for first.
 
-    Raises SnapshotDamagedError for one that is in no pack.
+    Raises GoneError for one that is in no pack.
     """
     packs: dict[bytes, tuple[PackName, dict[int, Frame]]] = {}
     for blob in blobs:
@@ -133,7 +133,7 @@ class Fetcher:
                 self.fetched += len(data)
                 await loop.run_in_executor(self.pool, self._open, span, data, use)
             except NotFoundError:
-                raise SnapshotDamagedError(f"pack {span.pack.name.hex()} is gone") from None
+                raise GoneError(f"pack {span.pack.name.hex()} is gone") from None
             except SnapshotDamagedError:
                 # the bytes may have been bent on their way: the second answer decides
                 if attempt > 1:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from dsec.snapshots.fetching import Fetcher, parse_id
+from dsec.snapshots.fetching import Fetcher, locate, parse_id
 from dsec.snapshots.index import PackName, Table, Where, encode, joined
 from dsec.snapshots.layout import under
 from dsec.snapshots.leases import leases, working
@@ -102,9 +102,7 @@ async def _live(repo: Repository) -> dict[bytes, Places]:
     for manifest in sorted({ref.manifest for ref in (*listed.refs, *aside, *held)}):
         async with aclosing(_blobs(repo, manifest)) as blobs:
             async for blob in blobs:
-                where = repo.index.find(blob)
-                if where is None:
-                    raise SnapshotDamagedError(f"blob {blob.hex()} is in no pack of the index")
+                where = locate(repo, blob)
                 found[where.pack.name][blob] = where
     return found
 

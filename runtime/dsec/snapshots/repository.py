@@ -45,7 +45,7 @@ class WrongKeyError(Exception):
 
 
 class GoneError(SnapshotDamagedError):
-    """An object that was listed does not exist any more."""
+    """Something does not exist: an object, or any entry of the index for a blob."""
 
 
 class About(WireModel):

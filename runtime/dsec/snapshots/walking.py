@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from dsec.snapshots.fetching import Fetcher, parse_id, read_blobs
+from dsec.snapshots.fetching import Fetcher, locate, parse_id, read_blobs
 from dsec.snapshots.limits import Limits
 from dsec.snapshots.manifest import (
     Entry,
@@ -118,17 +118,14 @@ def _length(row: bytes, entry: Entry) -> int:
 async def needed_packs(repo: Repository, manifest: str) -> set[str]:
     """Return the hex names of all packs that a snapshot needs.
 
-    Raises SnapshotDamagedError where something is in no pack, ObjectStoreError.
+    Raises GoneError where something of it exists no more, SnapshotDamagedError, ObjectStoreError.
     """
     fetcher = Fetcher(repo, Limits())
     packs: set[bytes] = set()
 
     def take(ids: set[bytes]) -> None:
         for blob in ids:
-            where = repo.index.find(blob)
-            if where is None:
-                raise SnapshotDamagedError(f"blob {blob.hex()} is in no pack of the index")
-            packs.add(where.pack.name)
+            packs.add(locate(repo, blob).pack.name)
 
     try:
         root = await read_root(repo, fetcher, manifest)

@@ -16,6 +16,7 @@ from dsec.journal.history import Question, read
 from saving import Saving
 from sim_world import PROFILE, Sim, create
 from test_sim_compaction import SMALL, doubles, settled, where
+from test_sim_keyed import ask
 from test_sim_preemption import submit
 
 STATE = {"kinds": ["state"], "intervalSeconds": 300}
@@ -469,5 +470,64 @@ def test_a_leader_killed_while_one_falls_asleep_loses_nothing(
             await settled(sim, lambda: [one[2] for one in where(sim, uid)] == ["running"], 120)
             assert list(sim.live()) == [id_]
             assert all(ran > 25 for *_, ran in saving.restored)
+
+    simulate(scenario)
+
+
+def test_a_fork_that_is_lost_goes_on_from_its_own(simulate: Simulate, monkeypatch: Patch) -> None:
+    """Asked for again it starts from its origin until something of its own was saved."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            plan = {"kinds": ["state"]}
+            await ask(sim, create("origin", snapshot=plan))
+            states = lambda: [s for copies in sim.live().values() for _, s in copies]  # noqa: E731 - short
+            await settled(sim, lambda: states() == ["running"], 60)
+            (origin,) = sim.live()
+            save = "/v1/projects/lab/sandboxes/{}/snapshot"
+            assert (await sim.client.post(save.format(origin), json={})).status_code == 201
+            first = {"lineage": f"sb/{origin}", "seq": 1, "fork": True}
+            asked = [create("fork", snapshot=plan, restore=first), create("plain", snapshot=plan)]
+
+            async def again(old: str, new: str) -> dict[str, str]:
+                """Lose a node, ask for the same; return what there is now, by key."""
+                if new != "one":
+                    await sim.add_node(new, SMALL)
+                    sim.faults.cut.add(old)
+                found: dict[str, str] = {}
+
+                async def there() -> bool:
+                    answers = await ask(sim, *asked)
+                    found.update({one["key"]: one["id"] for one in answers})
+                    return all((i, new) in at() for i in found.values())
+
+                while not await there():
+                    await sim.clock.sleep(5)
+                return dict(found)
+
+            def at() -> set[tuple[str, str]]:
+                return {
+                    (id_, node)
+                    for id_, copies in sim.live().items()
+                    for node, state in copies
+                    if state == "running"
+                }
+
+            await again("", "one")
+            assert saving.restored == [(f"sb/{origin}", 1, saving.ran[f"sb/{origin}", 1])]
+            second = await again("one", "two")
+            assert [one[:2] for one in saving.restored] == [(f"sb/{origin}", 1)] * 2
+            await sim.clock.sleep(30)
+            path = save.format(second["fork"])
+            assert (await sim.client.post(path, json={})).status_code == 201
+            await again("two", "three")
+            assert [one[:2] for one in saving.restored[2:]] == [(f"sb/{second['fork']}", 1)]
+            # nothing was saved of the other: its node has nothing to look for, and to wait for
+            plain = sim.agents["two"].core.get(second["plain"])
+            assert plain is not None
+            assert plain.spec.restore is None
 
     simulate(scenario)

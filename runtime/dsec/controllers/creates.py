@@ -14,9 +14,7 @@ from types import MappingProxyType
 
 import structlog
 
-from dsec.api.lineage import lineage_of
 from dsec.api.reasons import PendingReason
-from dsec.api.snapshot import RestoreFrom
 from dsec.api.tenant import TenantSpec
 from dsec.api.wire import KeyedAnswer
 from dsec.controllers.answering import Answers
@@ -24,6 +22,7 @@ from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.displacer import Displacer
 from dsec.controllers.fleet import Fleet
 from dsec.controllers.isolating import Isolating
+from dsec.controllers.origins import Origins, origins, own_of
 from dsec.controllers.planner import Planner
 from dsec.controllers.recorder import Recorder
 from dsec.controllers.rounds import Rounds
@@ -40,6 +39,7 @@ from dsec.placement.refusal import Refusal
 from dsec.placement.request import Decision
 from dsec.world.cache import first_of
 from dsec.world.clock import Clock
+from dsec.world.objects import ObjectStore
 
 SETTLE_SECONDS = 5.0
 """How long a caller waits for agents to answer before it is told `unknown`."""
@@ -67,6 +67,8 @@ class _Submission:
 
     wants: list[Binding]
     done: asyncio.Future[None]
+    origins: Origins
+    """Of what was lost before, and is asked for again."""
 
 
 class Placer:
@@ -84,12 +86,13 @@ class Placer:
         changed: Callable[[Sequence[Binding]], None],
         preemption: PreemptionPolicy,
         mine: Callable[[str, str], bool],
+        snapshots: ObjectStore,
         moving: Mapping[str, Move] = MappingProxyType({}),
     ) -> None:
         """`tenants` returns the spec of each tenant, `changed` is told of what was bound.
 
-        `mine(tenant, key)`: whether a new key is bound here, not by a gateway. `moving`: paused
-        sandboxes on their way to another node, by id.
+        `mine(tenant, key)`: whether a new key is bound here, not by a gateway. `snapshots`: where
+        they are. `moving`: paused sandboxes on their way to another node, by id.
         """
         self._log = bind_log
         self._fleet = fleet
@@ -115,6 +118,7 @@ class Placer:
         self._rounds = Isolating(begin)
         self._changed = changed
         self._mine = mine
+        self._snapshots = snapshots
         self._inbox: list[_Submission] = []
         self._demands: dict[str, MissingReplicas] = {}
         self._refused_by: dict[str, dict[str, float]] = {}
@@ -154,7 +158,10 @@ class Placer:
     async def submit(self, wants: Sequence[Binding]) -> list[KeyedAnswer]:
         """Bind keyed creates; one answer per want, in order. Raises FencedError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.append(_Submission(list(wants), done))
+        known = (self._log.state.key(want.tenant, want.key) for want in wants)
+        lost = [b for b in known if b is not None and replaceable(b) and movable(b.spec)]
+        before = await origins(self._snapshots, lost) if lost else {}
+        self._inbox.append(_Submission(list(wants), done, before))
         self._wake.set()
         await done
         fresh = [want.id for want in wants if want.id in self._log.state.by_id]
@@ -306,8 +313,9 @@ class Placer:
                     if not replaceable(known) or known.body_hash != want.body_hash:
                         continue
                     want.spec.identity.incarnation = known.next_incarnation
-                    if movable(known.spec) and want.spec.restore is None:
-                        want.spec.restore = RestoreFrom(lineage=lineage_of(known.spec.identity))
+                    if movable(known.spec):
+                        # lost only since it was asked for: its node looks what there is
+                        want.spec.restore = submission.origins.get(known.id, own_of(known))
                     want.behind = known.behind
                 want.order = order
                 order += 1

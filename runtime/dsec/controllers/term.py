@@ -127,6 +127,7 @@ class Term:
             changed=self._changed,
             preemption=preemption,
             mine=self.leasing.mine,
+            snapshots=world.objects,
             moving=compactor.moving,
         )
         self.mover = Mover(

@@ -11,6 +11,8 @@ from dsec.agent.substrates.simulated import Profile
 from dsec.api.sandbox import SandboxState
 from dsec.controllers.metrics import text
 from dsec.journal.history import Question, read
+from dsec.placement.compaction import Compactor, Move
+from dsec.placement.view import ClusterView
 from saving import Saving
 from sim_world import Sim
 from test_sim_preemption import copies, submit
@@ -194,6 +196,13 @@ def test_a_leader_killed_amid_a_move_leaves_one_copy(
             low, _ = await full_node(sim)
             await sim.add_node("empty", SMALL)
             await settled(sim, lambda: saving.held, 90)
+            adopted, adopt = [], Compactor.adopt
+
+            def taken_over(own: Compactor, view: ClusterView, move: Move, *rest: Any) -> None:
+                adopted.append(move)
+                adopt(own, view, move, *rest)
+
+            monkeypatch.setattr(Compactor, "adopt", taken_over)
             await sim.clock.sleep(after)
             first = sim.leader()
             assert first is not None
@@ -206,6 +215,7 @@ def test_a_leader_killed_amid_a_move_leaves_one_copy(
                 240,
             )
             assert doubles(sim) == []
+            assert all(move.rested for move in adopted), "it was paused, and is known to have been"
             status = (await sim.experiment("low"))["status"]
             assert status["roles"][0]["incarnations"] == 0, "neither was started anew"
             ended = [row async for row in read(sim.objects, Question(kind="sandbox-closed"))]

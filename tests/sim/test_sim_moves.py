@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any
 
 import pytest
+from dsec.agent.entry import Stop
 from dsec.agent.substrates.simulated import Profile
 from dsec.journal.history import Question, read
-from saving import Saving
+from saving import RATE, Saving
 from sim_world import PROFILE, Sim, create
 from test_sim_compaction import SMALL, doubles, settled, where
 from test_sim_keyed import ask
@@ -529,5 +530,44 @@ def test_a_fork_that_is_lost_goes_on_from_its_own(simulate: Simulate, monkeypatc
             plain = sim.agents["two"].core.get(second["plain"])
             assert plain is not None
             assert plain.spec.restore is None
+
+    simulate(scenario)
+
+
+def test_the_source_rests_until_the_target_has_let_go(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """A copy that failed to arrive takes minutes to end: the other one goes on after it alone."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            await sim.add_node("two", SMALL)
+            await sim.clock.sleep(20)
+            (id_,) = sim.live()
+            target = sim.agents["two"]
+            ended = target.stop
+            asked: list[tuple[list[str], Stop]] = []
+
+            async def slow(ids: list[str], stop: Stop) -> None:
+                asked.append((ids, stop))
+
+            monkeypatch.setattr(target, "stop", slow)
+            monkeypatch.setattr("dsec.controllers.mover.DEADLINE_SECONDS", 2.0)
+            call = {"node": "two"}
+            saving.size = 60 * RATE  # the restore takes a minute, and is running by then
+            await sim.client.post(f"/v1/projects/lab/sandboxes/{id_}/migrate", json=call)
+            await settled(sim, lambda: asked, 200)
+            for _ in range(120):
+                assert sorted(node for node, _ in sim.live()[id_]) == ["one", "two"]
+                assert ("one", "running") not in sim.live()[id_]
+                await sim.clock.sleep(1)
+            for ids, stop in asked:
+                await ended(ids, stop)
+            await settled(sim, lambda: where(sim, uid) == [("one", 1, "running")], 60)
 
     simulate(scenario)

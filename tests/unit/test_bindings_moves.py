@@ -33,7 +33,7 @@ def rows() -> list[Row]:
             id=IDS[0],
             node="m",
             incarnation=2,
-            kept=Kept(node="n", incarnation=1),
+            kept=Kept(node="n", incarnation=1, rested=True),
             restore=RestoreFrom(lineage=f"sb/{IDS[0]}", seq=3),
         ),
         Row(
@@ -55,7 +55,7 @@ def test_a_move_and_a_sleep_survive_segments_and_snapshots() -> None:
     first.apply(stored.rows)
     for state in (first, Bindings.load(json.loads(json.dumps(first.dump())))):
         moved, asleep, third = (state.by_id[id_] for id_ in IDS[:3])
-        assert (moved.node, moved.kept) == ("m", Kept(node="n", incarnation=1))
+        assert (moved.node, moved.kept) == ("m", Kept(node="n", incarnation=1, rested=True))
         assert moved.spec.restore == RestoreFrom(lineage=f"sb/{IDS[0]}", seq=3)
         assert (asleep.node, asleep.asleep, asleep.live) == ("", "ann", True)
         assert state.waiting() == [], "who sleeps asks for no node"

@@ -49,8 +49,6 @@ from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleErr
 from dsec.world.clock import Clock, until
 
 STEP_SECONDS = 0.2
-CLEAR_SECONDS = 30.0
-"""How long a copy that does not count after all may take to be gone, before the source goes on."""
 AT_WORK = frozenset({SandboxState.RUNNING, SandboxState.PAUSED})
 STOPS = frozenset({EndReason.PREEMPTED, EndReason.FENCED})
 """Ends that were asked for, though the platform is to blame."""
@@ -252,7 +250,7 @@ class Mover:
         )
         source = Decision(binding.id, kept.node, tuple(kept.devices), cpus=tuple(kept.cpus))
         incarnation = binding.spec.identity.incarnation
-        move = Move(binding.id, kept.node, decision, incarnation, rested=False)
+        move = Move(binding.id, kept.node, decision, incarnation, rested=kept.rested)
         now = self._clock.now()
         self._compactor.adopt(self._view, move, source, now.timestamp())
         self._begin(Moving(move, "begun before", now, Step.REBUILD, saved_at=binding.bound_at))
@@ -320,6 +318,7 @@ class Mover:
                 devices=spec.devices,
                 cpus=spec.cpus,
                 incarnation=spec.identity.incarnation,
+                rested=move.rested,
             )
             row = Row(
                 kind="bind",
@@ -388,13 +387,16 @@ class Mover:
             if binding is not None and binding.live and binding.node == move.target:
                 await self._log.append([self._returned(binding)])
             if binding is not None and binding.live:
-                self._compactor.end(self._view, move, ok=False)
+                # until the other copy is gone nobody else lets it go on
+                clears = binding.node == move.source
+                self._compactor.end(self._view, move, ok=False, clears=clears)
         if binding is None or not binding.live:
             self._leave(moving)
             return
         self._tell("move-failed", moving, binding, why=why)
         if binding.node != move.target:
-            await self._clear(moving)
+            await self._clear(moving, binding)
+        self._compactor.end(self._view, move, ok=False)
         again = self._log.state.effective(move.id, move.source) and not move.rested
         ends = self._dispatcher.ending(move.source, move.id)
         if again and not ends and self._placer.displacer.at_rest(move.id):
@@ -419,9 +421,13 @@ class Mover:
             incarnation=kept.incarnation,
         )
 
-    async def _clear(self, moving: Moving) -> None:
-        """End what there is on the target, and wait until it is gone: two must not run at once."""
-        move, left = moving.move, until(self._clock, CLEAR_SECONDS)
+    async def _clear(self, moving: Moving, binding: Binding) -> None:
+        """End what there is on the target, and wait until it is gone: two must not run at once.
+
+        However long that takes while its agent answers; one that is silent is given up as any node
+        is that was lost.
+        """
+        move = moving.move
         known = self._fleet.status(move.id, move.target)
         if known is not None and known.state is SandboxState.ENDED:
             self._dispatcher.acknowledge(move.target, [move.id])
@@ -430,7 +436,7 @@ class Mover:
             return  # nobody was told of it there
         message = "it did not move here after all"
         self._dispatcher.stop(move.target, move.id, EndReason.FENCED, message)
-        while left() > 0:
+        while binding.live and self._fleet.silent_for(move.target) <= binding.patience:
             await self._clock.sleep(STEP_SECONDS)
             known = self._fleet.status(move.id, move.target)
             gone = known is None or known.state is SandboxState.ENDED

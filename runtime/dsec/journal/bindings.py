@@ -61,6 +61,7 @@ class Kept(WireModel):
     devices: list[str] = Field(default_factory=list)
     cpus: list[int] = Field(default_factory=list)
     incarnation: int
+    rested: bool = Field(default=False, description="It was paused before the move, and stays so.")
 
 
 class Binding(WireModel):

@@ -180,10 +180,15 @@ class Compactor:
             view.pause(move.id)
             view.pause(asked.id)
 
-    def end(self, view: ClusterView, move: Move, *, ok: bool) -> None:
-        """Give up the room on the node that it is not on. Idempotent."""
-        if self.moving.pop(move.id, None) is None:
+    def end(self, view: ClusterView, move: Move, *, ok: bool, clears: bool = False) -> None:
+        """Give up the room on the node that it is not on. Idempotent.
+
+        `clears`: its other copy is still to go, and it stays among what moves, until the next call.
+        """
+        if move.id not in self.moving:
             return
+        if not clears:
+            del self.moving[move.id]
         view.release(move.held)
         kept, here = view.bookings().get(move.kept), view.bookings().get(move.id)
         view.release(move.kept)

@@ -399,6 +399,7 @@ async def test_both_regions_converge_after_they_wrote_the_same_number() -> None:
     await save(repo, [b"two of a"])
     await save(repo, [b"three of a"])
     there = await b.open()
+    await take_home(b.objects, PREFIX, Home(root="exp/uid-1", region="b", epoch=1, at=START))
     await save(there, [b"two of b"], home_epoch=1)
     for _ in range(2):
         await Copier(a.objects, b.objects, PREFIX, clock, a.randomness).run()

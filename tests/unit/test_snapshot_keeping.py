@@ -11,6 +11,7 @@ import pytest
 from dsec.api.replication import ReplicationDestination, ReplicationPolicySpec
 from dsec.api.snapshot import SnapshotRef
 from dsec.rules.replication import mistakes
+from dsec.snapshots.homes import Home, root_of, take_home
 from dsec.snapshots.keys import (
     FileKeys,
     KeyAwayError,
@@ -84,6 +85,20 @@ async def test_a_replaced_copy_publishes_nothing() -> None:
         with pytest.raises(FencedError, match=r"incarnation 1 .* is replaced by 2"):
             await publish(objects, PREFIX, ref_of(seq))
     assert await newest(objects, PREFIX, LINEAGE) == ref_of(2, incarnation=2)
+
+
+async def test_no_number_and_no_home_that_there_cannot_be() -> None:
+    """A copy that claims a later home than is recorded would stand above the true one's."""
+    objects = MemoryObjects()
+    with pytest.raises(ValueError, match="seq 1000000000000: wanted is a number of at most 12"):
+        await publish(objects, PREFIX, ref_of(1).model_copy(update={"seq": 10**12}))
+    with pytest.raises(ValueError, match="homeEpoch 1: the recorded one is 0"):
+        await publish(objects, PREFIX, ref_of(1, home_epoch=1))
+    home = Home(root=root_of(LINEAGE), region="b", epoch=1, at=StepClock().now())
+    await take_home(objects, PREFIX, home)
+    with pytest.raises(ValueError, match="homeEpoch 2: the recorded one is 1"):
+        await publish(objects, PREFIX, ref_of(1, home_epoch=2))
+    assert await publish(objects, PREFIX, ref_of(1, home_epoch=1)) == ref_of(1, home_epoch=1)
 
 
 async def test_publishing_again_is_no_error_and_a_number_is_never_given_twice() -> None:

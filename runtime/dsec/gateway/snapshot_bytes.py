@@ -186,7 +186,8 @@ async def publish_ref(gateway: Gateway, request: Request) -> Response:
         await bury(gateway.objects, prefix, ref, why=str(problem), now=gateway.clock.now())
         raise ApiError(409, "doomed", str(problem)) from problem
     except ValueError as problem:
-        raise invalid("lineage", ref.lineage[:200], "a lineage", str(problem)) from problem
+        told = f"{ref.lineage[:200]}@{ref.seq}"
+        raise invalid("ref", told, "a reference that may exist", str(problem)) from problem
     return JSONResponse(Published(ref=stored).wire())
 
 

@@ -235,9 +235,12 @@ async def next_seq(objects: ObjectStore, prefix: str, lineage: str) -> int:
 async def publish(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> SnapshotRef:
     """Make a snapshot exist; repeating it is no error. Its packs and index lie there before.
 
-    Returns once the reference was read back. Raises FencedError, TakenError, ValueError, and
-    ObjectStoreError where the outcome is unknown: the caller tries the same reference again.
+    Returns once the reference was read back. Raises FencedError, TakenError, ValueError (a name, a
+    number or a home epoch that there cannot be), and ObjectStoreError where the outcome is unknown:
+    the caller tries the same reference again.
     """
+    if ref.seq >= 10**DIGITS:
+        raise ValueError(f"seq {ref.seq}: wanted is a number of at most {DIGITS} digits")
     key = ref_key(prefix, check_lineage(ref.lineage), ref.seq)
     home = await home_of(objects, prefix, root_of(ref.lineage))
     if home is not None and home.epoch > ref.home_epoch:
@@ -245,6 +248,10 @@ async def publish(objects: ObjectStore, prefix: str, ref: SnapshotRef) -> Snapsh
             f"{name_of(ref.lineage, ref.seq)}: its home is {home.region} since epoch {home.epoch}, "
             f"and this one is of epoch {ref.home_epoch}"
         )
+    recorded = home.epoch if home is not None else 0
+    if ref.home_epoch > recorded:
+        # it would stand above all that the true home writes
+        raise ValueError(f"homeEpoch {ref.home_epoch}: the recorded one is {recorded}")
     listed = await list_refs(objects, prefix, ref.lineage)
     for other in in_force(listed.refs):
         _judge(ref, other)

@@ -1,10 +1,16 @@
 """Parts of the snapshot engine, each against a plain account of what it should do."""
 
+import asyncio
 import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dsec.snapshots import repository
 from dsec.snapshots.beneath import _by_parts, open_beneath
 from dsec.snapshots.chunking import BLOCK, LONGEST, PAGE, SHORTEST, Cutter
 from dsec.snapshots.dirty import DIRTY, NO_PRINTS, SAME, ZERO, Looker
@@ -13,13 +19,24 @@ from dsec.snapshots.limits import Limits, Pace
 from dsec.snapshots.manifest import Entry, Kind, decode_leaf, encode_leaf
 from dsec.snapshots.packs import PackBuilder, open_frame, read_footer
 from dsec.snapshots.pieces import HOLE, PIECE, Row, Slices
-from dsec.snapshots.sealing import SnapshotDamagedError, cipher, derive, name_blob
+from dsec.snapshots.repository import Repository
+from dsec.snapshots.sealing import (
+    ID_BYTES,
+    SALT_BYTES,
+    SnapshotDamagedError,
+    cipher,
+    derive,
+    name_blob,
+)
 from dsec.snapshots.segments import Segment
 from dsec.snapshots.statcache import KnownSegment, StatCache
 from dsec.world.clock import SystemClock
+from dsec.world.memory import MemoryObjects
+from dsec.world.objects import ObjectInfo
 from hypothesis import given
 from hypothesis import strategies as st
 from snapshot_make import seeded
+from snapshot_world import PREFIX, SeededRandomness, region
 
 KEYS = derive(bytes(32))
 ids = st.binary(min_size=32, max_size=32)
@@ -290,3 +307,66 @@ def test_limits_name_the_field(name: str, value: int) -> None:
     """A limit that allows nothing is a mistake."""
     with pytest.raises(ValueError, match=f"{name}: {value}, must be"):
         Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def _rows(number: int, blobs: int) -> Table:
+    """Return the table of one pack with so many blobs in one frame."""
+    noise = SeededRandomness(number)
+    places = np.array([[0, at, 1] for at in range(blobs)], np.uint32)
+    frames = np.array([[0, 0, 10, blobs]], np.uint32)
+    pack = PackName(noise.randbytes(ID_BYTES), noise.randbytes(SALT_BYTES), 100)
+    return Table([pack], frames, noise.randbytes(ID_BYTES * blobs), places)
+
+
+async def test_a_large_index_is_read_apart_from_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decoding and sorting happen in threads; what is written meanwhile is not forgotten."""
+    place, ours = region(), threading.current_thread()
+    writer = await place.open()
+    large, late = _rows(1, 5000), _rows(2, 3)
+    await writer.write_index([large])
+    repo, loop = await place.open(), asyncio.get_running_loop()
+    repo._known.clear()
+    where: list[threading.Thread] = []
+    replace, read = Index.replace, repository.decode
+    written: list[Future[int]] = []
+
+    def replacing(index: Index, tables: Iterable[Table]) -> None:
+        where.append(threading.current_thread())
+        if tables:
+            written.append(asyncio.run_coroutine_threadsafe(repo.write_index([late]), loop))
+            time.sleep(0.05)
+        replace(index, tables)
+
+    def decoding(data: bytes, what: str) -> Table:
+        where.append(threading.current_thread())
+        return read(data, what)
+
+    monkeypatch.setattr(Index, "replace", replacing)
+    monkeypatch.setattr(repository, "decode", decoding)
+    await repo.refresh()
+    await asyncio.wrap_future(written[0])
+    assert len(where) == 2
+    assert ours not in where
+    for table in (large, late):
+        assert all(repo.index.find(blob) for blob in table.blob_ids())
+
+
+async def test_the_key_alone_needs_no_index() -> None:
+    """Who only hands it to an agent reads nothing that grows with what is stored."""
+    place = region()
+    key = (await place.open()).data_key
+    await (await place.open()).write_index([_rows(1, 10)])
+
+    class NoIndex(MemoryObjects):
+        """A store that lists nothing."""
+
+        async def list(self, prefix: str, *, start_after: str = "") -> list[ObjectInfo]:
+            """Fail the test."""
+            raise AssertionError(prefix, start_after)
+
+    bare = NoIndex()
+    await bare.put(PREFIX + "repo.json", (await place.objects.get(PREFIX + "repo.json"))[0])
+    found = await Repository.key_of(bare, PREFIX, place.keys, place.clock, place.randomness)
+    assert found == key

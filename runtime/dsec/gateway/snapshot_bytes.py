@@ -29,7 +29,7 @@ from dsec.gateway.errors import ApiError, away, invalid, not_found
 from dsec.gateway.standing import calling_node
 from dsec.journal.bindings import Binding, Bindings
 from dsec.snapshots.homes import home_of, root_of
-from dsec.snapshots.keys import KeyAwayError, KeySource, KeyUnknownError
+from dsec.snapshots.keys import KeyAwayError, KeyUnknownError
 from dsec.snapshots.layout import prefix_of, repository_of
 from dsec.snapshots.leases import DoomedError, confirm
 from dsec.snapshots.refs import FencedError, TakenError, bury, publish
@@ -50,17 +50,9 @@ async def access(gateway: Gateway, request: Request) -> Response:
     node = await calling_node(gateway, peer_of(request.scope))
     call = await read_model(request, AccessCall, CALL_BYTES)
     binding = await _effective(gateway, node, call.sandbox)
-    source = gateway.config.snapshot_keys
-    if source is None:
-        raise ApiError(501, "not-implemented", "this installation has no keys for snapshots")
     identity = binding.spec.identity
     prefix, lineage = prefix_of(binding.tenant), lineage_of(identity)
-    try:
-        key = await _data_key(gateway, prefix, source)
-    except KeyAwayError as problem:
-        raise away(f"the key service is away: {problem}") from problem
-    except KeyUnknownError as problem:
-        raise ApiError(409, "key-unknown", str(problem)) from problem
+    key = await data_key(gateway, prefix)
     home = await home_of(gateway.objects, prefix, root_of(lineage))
     answer = Access(
         tenant=binding.tenant,
@@ -186,19 +178,29 @@ async def publish_ref(gateway: Gateway, request: Request) -> Response:
         await bury(gateway.objects, prefix, ref, why=str(problem), now=gateway.clock.now())
         raise ApiError(409, "doomed", str(problem)) from problem
     except ValueError as problem:
-        told = f"{ref.lineage[:200]}@{ref.seq}"
-        raise invalid("ref", told, "a reference that may exist", str(problem)) from problem
+        named = f"{ref.lineage[:200]}@{ref.seq}"
+        raise invalid("ref", named, "a reference that may exist", str(problem)) from problem
     return JSONResponse(Published(ref=stored).wire())
 
 
-async def _data_key(gateway: Gateway, prefix: str, source: KeySource) -> bytes:
-    """Return a repository's key, made with the repository where there is none yet."""
-    known = gateway.snapshot_keys.get(prefix)
+async def data_key(gateway: Gateway, prefix: str) -> bytes:
+    """Return a repository's key, made with the repository where there is none yet.
+
+    Raises ApiError where it cannot be had.
+    """
+    source, known = gateway.config.snapshot_keys, gateway.snapshot_keys.get(prefix)
+    if source is None:
+        raise ApiError(501, "not-implemented", "this installation has no keys for snapshots")
     if known is None:
-        opened = await Repository.open(
-            gateway.objects, prefix, source, gateway.clock, gateway.randomness
-        )
-        known = gateway.snapshot_keys[prefix] = opened.data_key
+        try:
+            known = await Repository.key_of(
+                gateway.objects, prefix, source, gateway.clock, gateway.randomness
+            )
+        except KeyAwayError as problem:
+            raise away(f"the key service is away: {problem}") from problem
+        except KeyUnknownError as problem:
+            raise ApiError(409, "key-unknown", str(problem)) from problem
+        gateway.snapshot_keys[prefix] = known
     return known
 
 

@@ -145,7 +145,7 @@ def decode(data: bytes, what: str) -> Table:
 
 
 class Index:
-    """All blobs of a repository. Reads are safe beside one another and beside `add`."""
+    """All blobs of a repository. Reads are safe beside one another, `add` and `replace`."""
 
     def __init__(self, tables: Iterable[Table] = ()) -> None:
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class Index:
 
     def __len__(self) -> int:
         """Return how many blobs there are; one that is stored twice counts twice."""
-        return len(self._keys) + len(self._fresh)
+        return len(self._base[1]) + len(self._fresh)
 
     def replace(self, tables: Iterable[Table]) -> None:
         """Forget everything and take these."""
@@ -164,7 +164,8 @@ class Index:
         keys = np.frombuffer(table.ids, "<u8").reshape(-1, ID_BYTES // 8)[:, 0]
         order = np.argsort(keys, kind="stable").astype(np.uint32)
         with self._lock:
-            self._table, self._keys, self._order = table, keys[order], order
+            # all of it at once, and before what is fresh: others read meanwhile
+            self._base = (table, keys[order], order)
             self._packs = {pack.name: pack for pack in table.packs}
             self._fresh = {}
 
@@ -204,19 +205,20 @@ class Index:
                 fresh.add(_where(self._fresh[blob]).pack.name)
             else:
                 old.append(blob)
-        if not old or not len(self._keys):
+        table, keys, order = self._base
+        if not old or not len(keys):
             return fresh - self._hidden
         wanted = np.frombuffer(b"".join(old), "<u8").reshape(-1, ID_BYTES // 8)
-        near = np.minimum(np.searchsorted(self._keys, wanted[:, 0]), len(self._keys) - 1)
-        rows = self._order[near]
-        stored = np.frombuffer(self._table.ids, "<u8").reshape(-1, ID_BYTES // 8)
+        near = np.minimum(np.searchsorted(keys, wanted[:, 0]), len(keys) - 1)
+        rows = order[near]
+        stored = np.frombuffer(table.ids, "<u8").reshape(-1, ID_BYTES // 8)
         right = (stored[rows] == wanted).all(axis=1)
-        frames = self._table.places[rows[right], 0]
-        packs = np.unique(self._table.frames[frames, 0]).tolist()
+        frames = table.places[rows[right], 0]
+        packs = np.unique(table.frames[frames, 0]).tolist()
         slow = (self._row(old[number]) for number in np.flatnonzero(~right).tolist())
         found = {
             *fresh,
-            *(self._table.packs[pack].name for pack in packs),
+            *(table.packs[pack].name for pack in packs),
             *(_where(found).pack.name for found in slow if found is not None),
         }
         return found - self._hidden
@@ -237,14 +239,15 @@ class Index:
         return table.packs[table.frames[table.places[row][0]][0]].name in self._hidden
 
     def _row(self, blob: bytes) -> tuple[Table, int] | None:
-        if not len(self._keys):
+        table, keys, order = self._base
+        if not len(keys):
             return None
         key = np.uint64(int.from_bytes(blob[:8], "little"))
-        at = int(self._keys.searchsorted(key))
-        while at < len(self._keys) and self._keys[at] == key:
-            row = int(self._order[at])
-            if self._table.ids[row * ID_BYTES : (row + 1) * ID_BYTES] == blob:
-                return self._table, row
+        at = int(keys.searchsorted(key))
+        while at < len(keys) and keys[at] == key:
+            row = int(order[at])
+            if table.ids[row * ID_BYTES : (row + 1) * ID_BYTES] == blob:
+                return table, row
             at += 1
         return None
 

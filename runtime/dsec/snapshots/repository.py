@@ -9,7 +9,7 @@ found through the footers of its packs (`adopt`).
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -28,6 +28,7 @@ from dsec.snapshots.sealing import (
     seal_whole,
     unseal_whole,
 )
+from dsec.snapshots.threads import in_thread
 from dsec.world.clock import Clock, Randomness
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -35,8 +36,11 @@ FORMAT = 1
 ATTEMPTS, FIRST_PAUSE = 5, 0.2
 """Tries of one request, and seconds before the second; each later pause is twice as long."""
 AT_ONCE = 8
+SMALL = 64 << 10
+"""Bytes of an index that are worked on at once; more would hold up the event loop."""
 INDEX = b"index"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -94,6 +98,8 @@ class Repository:
         """An index object cannot be read: its rows come from the packs, until `forget`."""
         self._adopted: list[Table] = []
         self._known: dict[str, Table] = {}
+        self._turn = asyncio.Lock()
+        """Held while index, what is known and what was adopted are brought together."""
 
     @classmethod
     async def open(
@@ -108,6 +114,32 @@ class Repository:
 
         Raises WrongKeyError, SnapshotDamagedError, ObjectStoreError, and what `keys` raises.
         """
+        one = await cls._unlock(objects, prefix, keys, clock, randomness)
+        await one.refresh()
+        return one
+
+    @classmethod
+    async def key_of(
+        cls,
+        objects: ObjectStore,
+        prefix: str,
+        keys: KeySource,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> bytes:
+        """Return the data key, for who hands it to an agent: no index is read. As `open` else."""
+        return (await cls._unlock(objects, prefix, keys, clock, randomness)).data_key
+
+    @classmethod
+    async def _unlock(
+        cls,
+        objects: ObjectStore,
+        prefix: str,
+        keys: KeySource,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> "Repository":
+        """Open a repository, whose index is empty so far."""
         try:
             about = await _read_about(objects, prefix, clock)
         except NotFoundError:
@@ -126,9 +158,7 @@ class Repository:
             # another may have been faster: its key holds
             about = await _read_about(objects, prefix, clock)
         data_key = await keys.unwrap(about.keys, prefix)
-        one = cls(objects, prefix, clock, randomness, about=about, data_key=data_key)
-        await one.refresh()
-        return one
+        return cls(objects, prefix, clock, randomness, about=about, data_key=data_key)
 
     @classmethod
     async def open_with_key(
@@ -158,19 +188,25 @@ class Repository:
 
         What an index object that is damaged had said is read from the packs themselves.
         """
+        async with self._turn:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         state, _ = await persist(self.clock, lambda: read_state(self.objects, self.prefix))
         names, fresh = await self._fresh_tables()
         if not self._known or self._known.keys() - set(names):
             self._known = {name: self._known.get(name) or fresh[name] for name in names}
-            self.index.replace([*self._known.values(), *self._adopted])
+            tables = [*self._known.values(), *self._adopted]
+            size = sum(len(one.ids) for one in tables)
+            await _apart(size, self.index.replace, tables)
         else:
             self._known |= fresh
             for name in sorted(fresh):
-                self.index.add(fresh[name])
+                await _apart(len(fresh[name].ids), self.index.add, fresh[name])
         self.epoch = state.epoch
         if any(not table.packs for table in fresh.values()):
             self.damaged = True
-            await self.adopt()
+            await self._adopt(())
 
     async def _fresh_tables(self) -> tuple[list[str], dict[str, Table]]:
         """Return the names of the index, and the tables that are not known; damaged: without rows.
@@ -194,7 +230,11 @@ class Repository:
         adopted = list(self._adopted)
         table = joined([*adopted, *tables])
         key, body = await self._write_table(table)
-        self._known[key] = table
+        async with self._turn:
+            self._known[key] = table
+            if not all(self.index.knows_pack(pack.name) for pack in table.packs):
+                # the index was made anew meanwhile, of what was known by then
+                await _apart(len(table.ids), self.index.add, table)
         # another save may have adopted more meanwhile: that is not written yet
         self._adopted = [one for one in self._adopted if all(one is not was for was in adopted)]
         return len(body)
@@ -210,7 +250,9 @@ class Repository:
             await self._all_known(doomed)
         old = dict(self._known)
         tables = [*old.values(), *self._adopted]
-        kept = without(joined(tables), {bytes.fromhex(name) for name in doomed})
+        gone = {bytes.fromhex(name) for name in doomed}
+        size = sum(len(one.ids) for one in tables)
+        kept = await _apart(size, lambda: without(joined(tables), gone))
         if kept.packs:
             key, _ = await self._write_table(kept)
             old.pop(key, None)
@@ -248,6 +290,10 @@ class Repository:
 
         Raises ObjectStoreError; packs without a readable footer are left to the collector.
         """
+        async with self._turn:
+            await self._adopt(avoid)
+
+    async def _adopt(self, avoid: Collection[str]) -> None:
         found = await persist(self.clock, lambda: self.objects.list(under(self.prefix, "packs/")))
         slots = asyncio.Semaphore(AT_ONCE)
 
@@ -308,7 +354,9 @@ class Repository:
 
     async def _write_table(self, table: Table) -> tuple[str, bytes]:
         salt = self.randomness.randbytes(SALT_BYTES)
-        body = seal_whole(self.keys, salt, encode(table), INDEX)
+        body = await _apart(
+            len(table.ids), lambda: seal_whole(self.keys, salt, encode(table), INDEX)
+        )
         stamp = self.clock.now().strftime("%Y%m%dT%H%M%S%fZ")
         key = under(self.prefix, "index", f"{stamp}-{name_object(body)}")
         await self.create(key, body)
@@ -321,13 +369,23 @@ class Repository:
             async with slots:
                 try:
                     stored = await self.read_named(key, key.rpartition("-")[2])
-                    return key, decode(unseal_whole(self.keys, stored, INDEX, key), key)
+                    return key, await _apart(len(stored), self._decode, stored, key)
                 except GoneError:
                     raise
                 except SnapshotDamagedError:
                     return key, Table()
 
         return dict(await asyncio.gather(*(read(key) for key in keys)))
+
+    def _decode(self, stored: bytes, key: str) -> Table:
+        return decode(unseal_whole(self.keys, stored, INDEX, key), key)
+
+
+async def _apart(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do what takes long for its size in a thread, and what is small at once."""
+    if size <= SMALL:
+        return work(*args, **kwargs)
+    return await in_thread(work, *args, **kwargs)
 
 
 async def _read_about(objects: ObjectStore, prefix: str, clock: Clock) -> About:

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from dsec.snapshots.keys import FileKeys
 from dsec.world.clock import system_randomness
-from sim_world import Sim
+from sim_world import Sim, create
 from test_sim_compaction import SMALL, where
+from test_sim_keyed import ask
 from test_sim_preemption import submit
 
 PLAN = {"kinds": ["state"], "intervalSeconds": 3600}
@@ -133,5 +134,36 @@ def test_a_move_carries_state_through_the_store() -> None:
     def ran(sim: Sim, node: str, id_: str) -> float:
         substrate = sim.substrates[node]
         return substrate._ran(substrate._run(id_))
+
+    asyncio.run(scenario())
+
+
+def test_a_secret_is_stored_nowhere_in_plain_text() -> None:
+    """What is kept and copied of a sandbox tells its variables to who has the key alone: a fork."""
+
+    async def scenario() -> None:
+        async with world() as sim:
+            sim.start_controller()
+            await sim.add_node("one", SMALL)
+            await until(lambda: sim.leader() is not None and sim._usable() == 1)
+            env = {"TOKEN": "open-sesame"}
+            await ask(sim, create("first", snapshot={"kinds": ["state"]}, env=env))
+            states = lambda: [s for copies in sim.live().values() for _, s in copies]  # noqa: E731 - short
+            await until(lambda: states() == ["running"])
+            (id_,) = sim.live()
+            taken = await ok(sim.client.post(f"{HOME}/sandboxes/{id_}/snapshot", json={}), 201)
+            assert "open-sesame" not in str(taken)
+            stored = await sim.objects.list("snapshots/")
+            assert any("/refs/" in one.key for one in stored)
+            for one in stored:
+                assert b"open-sesame" not in (await sim.objects.get(one.key))[0], one.key
+            shown = await ok(sim.client.get(at(taken["name"])))
+            assert "open-sesame" not in str(shown)
+            forks = await ok(sim.client.post(at(taken["name"], "/fork"), json={"key": "f"}))
+            (fork,) = (one["id"] for one in forks["answers"])
+            await until(lambda: states() == ["running"] * 2)
+            entry = sim.agents["one"].core.get(fork)
+            assert entry is not None
+            assert entry.spec.env == env
 
     asyncio.run(scenario())

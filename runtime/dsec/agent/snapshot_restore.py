@@ -104,7 +104,7 @@ async def _restore(one: _Restoring) -> None:
         what="restoring",
         clock=bench.clock,
         randomness=bench.randomness,
-        holds=[ref.model_copy(update={"spec": {}}) for ref in candidates[:HELD_MOST]],
+        holds=[ref.model_copy(update={"spec": {}, "sealed": ""}) for ref in candidates[:HELD_MOST]],
     ):
         await shelf.repository.refresh()
         for ref in candidates:

@@ -29,6 +29,7 @@ from dsec.agent.state import StateError
 from dsec.agent.uplink import FencedError, RefusedError
 from dsec.api.snapshot import Consistency, SnapshotKind, SnapshotPlan, SnapshotRef
 from dsec.api.snapshot_store import PublishCall
+from dsec.snapshots.confiding import confide
 from dsec.snapshots.leases import Working, working
 from dsec.snapshots.limits import Limits, Moved
 from dsec.snapshots.saving import Saved, save
@@ -306,6 +307,7 @@ def _ref(
     spec = wanted.entry.spec
     identity = spec.identity
     _, at, digest = spec.image.partition("@")
+    said, sealed = confide(one.shelf.repository.keys, one.bench.randomness, spec)
     return SnapshotRef(
         tenant=identity.tenant,
         project=identity.project,
@@ -330,7 +332,8 @@ def _ref(
         devices=one.bench.models(wanted.entry),
         region=access.region,
         home_epoch=access.home_epoch,
-        spec=spec.wire(),
+        spec=said,
+        sealed=sealed,
         meta=point.meta,
     )
 

@@ -101,6 +101,11 @@ class SnapshotRef(WireModel):
     spec: dict[str, object] = Field(
         default={}, description="The sandbox as an agent was told to run it (SandboxSpec)."
     )
+    sealed: str = Field(
+        default="",
+        description="What `spec` leaves out, in base64, sealed with the tenant's key: variables of "
+        "its environment and its input.",
+    )
     meta: dict[str, object] = Field(
         default={}, description="What the program said with its mark: step, stage, sequence numbers"
     )

@@ -30,13 +30,15 @@ from dsec.api.wire import CreateBatch, KeyedAnswers, KeyedCreate
 from dsec.gateway.calls import Call
 from dsec.gateway.collecting import everywhere, open_repository
 from dsec.gateway.errors import ApiError, away, invalid, not_found
+from dsec.gateway.snapshot_bytes import data_key
 from dsec.journal.bindings import Binding
 from dsec.journal.keyed import SIMULATED_LABEL
 from dsec.snapshots.comparing import compare
+from dsec.snapshots.confiding import reveal
 from dsec.snapshots.layout import name_of, parse_name, prefix_of
 from dsec.snapshots.refs import Pin, bury, list_refs, pin, pins, read_ref, ref_key, unpin
 from dsec.snapshots.repository import Repository
-from dsec.snapshots.sealing import SnapshotDamagedError
+from dsec.snapshots.sealing import SnapshotDamagedError, derive
 from dsec.snapshots.verifying import verify
 from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
 from dsec.world.objects import NotFoundError
@@ -81,7 +83,7 @@ async def list_all(call: Call) -> Response:
         items.append(
             Snapshot(
                 name=name_of(ref.lineage, ref.seq),
-                ref=ref.model_copy(update={"spec": {}}),
+                ref=ref.model_copy(update={"spec": {}, "sealed": ""}),
                 pinned=kept is not None,
                 pinned_why=kept.why if kept is not None else "",
                 live=await _live(call, ref) is not None,
@@ -99,7 +101,8 @@ async def read(call: Call) -> Response:
     kept = [one for one in held if one.seq == place.ref.seq and one.holds(now)]
     live = await _live(call, place.ref) is not None
     why = kept[0].why if kept else ""
-    shown = Snapshot(name=place.name, ref=place.ref, pinned=bool(kept), pinned_why=why, live=live)
+    ref = place.ref.model_copy(update={"sealed": ""})
+    shown = Snapshot(name=place.name, ref=ref, pinned=bool(kept), pinned_why=why, live=live)
     return JSONResponse(shown.wire())
 
 
@@ -241,7 +244,8 @@ async def restore(call: Call) -> Response:
     if not ref.lineage.startswith("sb/"):
         why = f"the task of {place.name} has ended; fork it to go on in sandboxes of their own"
         raise ApiError(409, "ended", why)
-    create = _create(call, place, asked.key or f"restore/{place.name}")
+    spec = await _spec(call, place)
+    create = _create(call, place, spec, asked.key or f"restore/{place.name}")
     create.restore = RestoreFrom(lineage=ref.lineage, seq=ref.seq, any_image=asked.any_image)
     (answer,) = (await _made(call, [create])).answers
     made = Restored(how="made", snapshot=place.name, id=answer.id or "", message=answer.message)
@@ -257,7 +261,8 @@ async def fork(call: Call) -> Response:
         lineage=place.ref.lineage, seq=place.ref.seq, any_image=asked.any_image, fork=True
     )
     prefix = asked.key or f"fork/{call.correlation}"
-    creates = [_create(call, place, f"{prefix}/{number}") for number in range(asked.count)]
+    spec = await _spec(call, place)
+    creates = [_create(call, place, spec, f"{prefix}/{number}") for number in range(asked.count)]
     for one in creates:
         one.restore, one.env = wanted, one.env | asked.env
         one.image = asked.image or one.image
@@ -316,11 +321,21 @@ async def _made(call: Call, creates: list[KeyedCreate]) -> KeyedAnswers:
     )
 
 
-def _create(call: Call, place: Place, key: str) -> KeyedCreate:
-    """Return a create of what a snapshot was taken of. Raises ApiError 409."""
-    if not place.ref.spec:
+async def _spec(call: Call, place: Place) -> SandboxSpec:
+    """Return what a snapshot was taken of. Raises ApiError 409."""
+    ref = place.ref
+    if not ref.spec:
         raise ApiError(409, "incomplete", f"{place.name} does not say what it was taken of")
-    spec = SandboxSpec.model_validate(place.ref.spec)
+    if not ref.sealed:
+        return SandboxSpec.model_validate(ref.spec)
+    try:
+        return reveal(derive(await data_key(call.gateway, place.prefix)), ref)
+    except SnapshotDamagedError as problem:
+        raise ApiError(409, "damaged", str(problem)) from problem
+
+
+def _create(call: Call, place: Place, spec: SandboxSpec, key: str) -> KeyedCreate:
+    """Return a create of what a snapshot was taken of."""
     node = call.gateway.caches["SandboxNode"].get(("", place.ref.node)) or {}
     inventory = (node.get("status") or {}).get("inventory") or {}
     # what ran on simulated nodes has invented state, and goes on there alone

@@ -7,6 +7,7 @@ import pulumi_kubernetes as k8s
 from dsec.api.config import (
     Deletion,
     Exposure,
+    GatewayConfig,
     ImagesConfig,
     PlatformConfig,
     Profile,
@@ -84,6 +85,7 @@ class Runtime(Component):
                 "replicas": gateway_part.get("replicas") or sizes.gateway_replicas,
                 "exposure": gateway_part.get("exposure") or Exposure.CLUSTER_IP,
                 "node_port": gateway_part.get("node_port") or 0,
+                "memory_bytes": gateway_part.get("memory_bytes") or GatewayConfig().memory_bytes,
             },
             before,
         )

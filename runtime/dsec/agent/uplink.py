@@ -32,6 +32,8 @@ QUIET_TRIES = 3
 """Refusals in a row before they are logged: a gateway may learn late that the node exists."""
 ARTIFACT_SECONDS, JOURNAL_SECONDS, REGISTER_SECONDS, ASK_SECONDS = 120.0, 30.0, 10.0, 40.0
 """Limits for the gateway to answer; a gateway that hangs must not look like a silent node."""
+MOVES_AT_ONCE = 4
+"""Calls about snapshots under way: the gateway pays for a connection of each, of every node."""
 DIRECT = "-"
 """Stands for the experiment of a sandbox that was created directly, in paths."""
 
@@ -98,6 +100,7 @@ class Uplink:
         self._asking = network.client(gateway, timeout=ASK_SECONDS)
         # nor do the many bytes of snapshots
         self._moving = network.client(gateway, timeout=ARTIFACT_SECONDS)
+        self._moves = asyncio.Semaphore(MOVES_AT_ONCE)
         self._identified = asyncio.Event()
         if identified:
             self._identified.set()
@@ -141,7 +144,8 @@ class Uplink:
 
         Raises AwayError, FencedError, RefusedError.
         """
-        answer = await self._call(method, path, body, headers, client=self._moving)
+        async with self._moves:
+            answer = await self._call(method, path, body, headers, client=self._moving)
         return answer.content
 
     async def register(self, registration: NodeRegistration, token: str = "") -> NodeAdmission:

@@ -79,6 +79,10 @@ class Exposure(StrEnum):
 class GatewayConfig(PartConfig):
     """The gateway, and how clients reach it."""
 
+    memory_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        default=1 << 30,
+        description="Memory request and limit, in bytes; each connection of an agent takes some.",
+    )
     exposure: Exposure = Field(default=Exposure.CLUSTER_IP, description="Type of its Service.")
     node_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="Port on each node, with NodePort; unset: any free one."

@@ -197,8 +197,9 @@ class Collector:
     async def _live(self) -> tuple[set[str], frozenset[str]]:
         """Return every pack that a reference or a reader needs, and which of those are broken."""
         listed = await list_refs(self.objects, self.prefix)
-        for one in listed.damaged:
-            raise CollectError(f"{one.key}: {one.why}; nothing is removed until it is repaired")
+        if listed.damaged:
+            bad = listed.damaged[0]
+            raise CollectError(f"{bad.key}: {bad.why}; nothing is removed until it is repaired")
         aside = await parked(self.objects, self.prefix)
         held = [ref for lease in await leases(self.objects, self.prefix) for ref in lease.holds]
         # many references share a manifest: each is walked once

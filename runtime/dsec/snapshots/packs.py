@@ -25,6 +25,7 @@ from dsec.snapshots.sealing import (
     nonce,
     unseal,
 )
+from dsec.world.heap import buffer
 
 MAGIC = b"dsecpck1"
 TRAILER = struct.Struct(f"<{SALT_BYTES}sI{len(MAGIC)}s")
@@ -58,7 +59,7 @@ class PackBuilder:
     def begin(self, salt: bytes) -> None:
         """Start a pack with a fresh random salt."""
         if self._view is None:
-            self._view = memoryview(bytearray(self._size))
+            self._view = buffer(self._size)
         self._buffer = self._view
         self._salt = salt
         self._cipher = cipher(self._keys, salt)

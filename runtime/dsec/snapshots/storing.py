@@ -20,6 +20,7 @@ from dsec.snapshots.limits import MIB, Limits, Moved, Pace
 from dsec.snapshots.packs import Blob, Pack, PackBuilder
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import SALT_BYTES, Buffer, name_blob
+from dsec.world.heap import buffer
 
 OWN_FRAME = MIB // 2
 """Blobs of this size are a frame by themselves; smaller ones share one."""
@@ -166,7 +167,7 @@ class Lane:
     def window(self) -> memoryview:
         """A buffer for one window and what the one before left to be cut."""
         if self._window is None:
-            self._window = memoryview(bytearray(WINDOW + LONGEST))
+            self._window = buffer(WINDOW + LONGEST)
         return self._window
 
     def keep(self, data: Buffer) -> bytes:

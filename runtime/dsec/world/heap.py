@@ -7,6 +7,7 @@ what is left to the collector (tasks and their exceptions) can wait.
 
 import ctypes
 import gc
+import mmap
 from contextlib import suppress
 
 YOUNG, MIDDLE, OLD = 50_000, 20, 20
@@ -37,3 +38,12 @@ def keep_buffers() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, KEPT_BLOCK)
         mallopt(TRIM_THRESHOLD, KEPT_FREE)
+
+
+def buffer(size: int) -> memoryview:
+    """Return that many bytes of memory, zeros, of which the machine has only what is written to.
+
+    A bytearray is cleared from end to end first: of one for many megabytes that is felt where only
+    a little goes into it.
+    """
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

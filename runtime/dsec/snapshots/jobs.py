@@ -1,32 +1,107 @@
-"""What worker threads of a save do: read a batch of small files, or a part of a large one."""
+"""Steps of a save beside its scan: read and store small files, or a part of a large one."""
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from dsec.snapshots.beneath import open_beneath
+from dsec.snapshots.beneath import open_beneath, open_folder, split
 from dsec.snapshots.pieces import PIECE
 from dsec.snapshots.scanning import SaveError, attributes
 from dsec.snapshots.segments import Segment, save_segment
-from dsec.snapshots.storing import Lane, Store
+from dsec.snapshots.storing import Store
 from dsec.snapshots.waiting import Small
+
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Without waiting: a file may have become a pipe."""
+
+Content = tuple[bytes, tuple[tuple[bytes, bytes], ...]]
+"""Bytes of a small file and its extended attributes."""
+
+
+def blocks_read() -> int:
+    """Return how many blocks devices had to give for what this thread did."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+class _Folders:
+    """The folder of the file that was read last, open: the next one is mostly beside it."""
+
+    def __init__(self, root: int) -> None:
+        self._root = self._handle = root
+        self._path = b""
+
+    def open(self, path: bytes) -> int:
+        """Return the open folder of these files. Raises OSError, as `open_folder`."""
+        if path != self._path:
+            self.close()
+            self._handle = open_folder(self._root, path) if path else self._root
+            self._path = path
+        return self._handle
+
+    def close(self) -> None:
+        if self._handle != self._root:
+            os.close(self._handle)
+        self._handle, self._path = self._root, b""
+
+
+@contextmanager
+def _folders(root: int) -> Iterator[_Folders]:
+    folders = _Folders(root)
+    try:
+        yield folders
+    finally:
+        folders.close()
+
+
+def read_files(
+    store: Store, root: int, files: list[tuple[bytes, int]], upper: bool
+) -> list[Content | None]:
+    """Read small files (path and size); None for those that are gone.
+
+    Raises SaveError, StoppedError.
+    """
+    found: list[Content | None] = []
+    with _folders(root) as folders:
+        for path, size in files:
+            store.check()
+            folder, name = split(path)
+            try:
+                handle = os.open(name, READING, dir_fd=folders.open(folder))
+                try:
+                    # as far as the scan saw it: its end may be moving
+                    data = os.read(handle, size) if size else b""
+                    xattrs = attributes(handle, upper=upper, path=path)
+                finally:
+                    os.close(handle)
+            except FileNotFoundError:
+                found.append(None)
+            except OSError as problem:
+                raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
+            else:
+                found.append((data, tuple(xattrs.items()) if xattrs else ()))
+    return found
+
+
+def keep_files(store: Store, contents: list[Content | None]) -> list[Small | None]:
+    """Store what was read of small files. Raises StoppedError."""
+    found: list[Small | None] = []
+    with store.lane() as lane:
+        for content in contents:
+            if content is None:
+                found.append(None)
+                continue
+            data, xattrs = content
+            pieces = PIECE.pack(lane.keep(data), 0, len(data)) if data else b""
+            found.append(Small(pieces, len(data), xattrs))
+    return found
 
 
 def read_batch(
     store: Store, root: int, files: list[tuple[bytes, int]], upper: bool
 ) -> list[Small | None]:
-    """Store small files (path and size); None for those that are gone.
-
-    Raises SaveError, StoppedError.
-    """
-    found: list[Small | None] = []
-    with store.lane() as lane:
-        for path, size in files:
-            try:
-                found.append(_read(lane, root, path, size, upper=upper))
-            except FileNotFoundError:
-                found.append(None)
-            except OSError as problem:
-                raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
-    return found
+    """Read and store small files. Raises SaveError, StoppedError."""
+    return keep_files(store, read_files(store, root, files, upper))
 
 
 def read_segment(
@@ -40,8 +115,7 @@ def read_segment(
 ) -> Segment | None:
     """Store a part of a large file; None where it is gone. Raises SaveError, StoppedError."""
     try:
-        # without waiting: it may have become a pipe
-        handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
+        handle = open_beneath(root, path, READING)
     except FileNotFoundError:
         return None
     except OSError as problem:
@@ -53,16 +127,3 @@ def read_segment(
         raise SaveError(f"{os.fsdecode(path)}: {problem.strerror}") from problem
     finally:
         os.close(handle)
-
-
-def _read(lane: Lane, root: int, path: bytes, size: int, *, upper: bool) -> Small:
-    lane.store.check()
-    handle = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        # as far as the scan saw it: its end may be moving
-        data = os.read(handle, size) if size else b""
-        xattrs = attributes(handle, upper=upper, path=path)
-    finally:
-        os.close(handle)
-    pieces = PIECE.pack(lane.keep(data), 0, len(data)) if data else b""
-    return Small(pieces, len(data), tuple(xattrs.items()))

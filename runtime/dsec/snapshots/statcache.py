@@ -128,7 +128,7 @@ class Reader:
 
     def find(self, path: bytes) -> Remembered | None:
         """Return what is remembered of a path; each path asked for comes after the one before."""
-        if self._ahead is not None and self._ahead.path == path:
+        if self._ahead is None or self._ahead.path == path:
             return self._ahead
         wanted = order(path)
         while self._ahead is not None and self._order < wanted:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dsec.snapshots.beneath import open_beneath
 from dsec.snapshots.chunking import SEGMENT, SMALL
-from dsec.snapshots.jobs import read_batch, read_segment
+from dsec.snapshots.jobs import blocks_read, keep_files, read_batch, read_files, read_segment
 from dsec.snapshots.leafcache import KnownLeaf
 from dsec.snapshots.limits import SMALLEST_PACK
 from dsec.snapshots.manifest import FILE, Entry, Kind, ManifestWriter
@@ -18,19 +18,18 @@ from dsec.snapshots.scanning import Found, SaveError, Source, attributes, open_s
 from dsec.snapshots.sealing import ID_BYTES
 from dsec.snapshots.statcache import KnownSegment, Reader, Remembered, StatCache, pack_stat
 from dsec.snapshots.storing import LOOK_SECONDS, Lane, Store
-from dsec.snapshots.waiting import (
-    Part,
-    Reused,
-    Tree,
-    Waiting,
-    blobs_in,
-    is_ready,
-)
+from dsec.snapshots.waiting import Part, Reused, Small, Tree, Waiting, blobs_in, is_ready
 
 BATCH_FILES, BATCH_BYTES = 256, 1 << 20
+TINY = 8 << 10
+"""Bytes of a file whose reading is mostly calls."""
+SLOW_BATCHES = 16
+"""So many are read by workers after one for which a device was waited for."""
 JOBS_AHEAD = 4
 """Jobs that wait for each worker."""
 ENTRIES_AHEAD = 8192
+ENTRIES_APART = 32
+"""After so many it is looked whether the first in line can be finished."""
 INLINE_PIECES = 16
 """Segments of more pieces list them in a blob of their own, which the next manifest shares."""
 MANIFEST_FRAME = 256 << 10
@@ -70,6 +69,9 @@ class TreeSaver:
         self._large: Waiting | None = None
         self._alone = False
         self._spoilt = False
+        self._unlooked = 0
+        self._batch: Future[list[Small | None]] | None = None
+        self._smalls: list[Small | None] = []
         self._tree: Tree | None = None
         self._ids = bytearray()
         self._pending: list[tuple[Found, bytes]] = []
@@ -252,8 +254,14 @@ class TreeSaver:
             self._settle(one)
             return
         self._line.append(one)
-        while self._weight > ENTRIES_AHEAD or (len(self._line) > 1 and is_ready(self._line[0])):
+        while self._weight > ENTRIES_AHEAD:
             self._settle(self._line.popleft())
+        self._unlooked += 1
+        # not each time: it takes a lock
+        if self._unlooked == ENTRIES_APART:
+            self._unlooked = 0
+            while len(self._line) > 1 and is_ready(self._line[0]):
+                self._settle(self._line.popleft())
 
     def _submit(self, work: Callable[..., T], *args: object, **kwargs: object) -> "Future[T]":
         while not self._slots.acquire(timeout=LOOK_SECONDS):
@@ -266,7 +274,17 @@ class TreeSaver:
         if not tree.batch:
             return
         files = [(inside, size) for _, inside, size in tree.batch]
-        job = self._submit(read_batch, tree.root, files, tree.source.whole_upper)
+        upper = tree.source.whole_upper
+        if tree.slow or tree.batch_bytes > len(tree.batch) * TINY:
+            tree.slow = max(0, tree.slow - 1)
+            job = self._submit(read_batch, tree.root, files, upper)
+        else:
+            # of what is tiny and lies in memory several threads read no more than one: with each
+            # call they pass the interpreter's lock around
+            before = blocks_read()
+            contents = read_files(self._store, tree.root, files, upper)
+            tree.slow = SLOW_BATCHES if blocks_read() != before else 0
+            job = self._submit(keep_files, contents)
         for place, (waiting, _, _) in enumerate(tree.batch):
             waiting.batch, waiting.place = job, place
         tree.batch, tree.batch_bytes = [], 0
@@ -304,7 +322,9 @@ class TreeSaver:
         """Wait for what was read of a small file; False where it has gone."""
         if one.batch is None and self._tree is not None:
             self._submit_batch(self._tree)
-        small = one.batch.result()[one.place] if one.batch is not None else None
+        if one.batch is not None and one.batch is not self._batch:
+            self._batch, self._smalls = one.batch, one.batch.result()
+        small = self._smalls[one.place] if one.batch is not None else None
         if small is None:
             return False
         entry = one.entry

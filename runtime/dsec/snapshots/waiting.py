@@ -65,6 +65,8 @@ class Tree:
     root: int
     batch: list[tuple[Waiting, bytes, int]] = field(default_factory=list)
     batch_bytes: int = 0
+    slow: int = 0
+    """So many batches more are read by workers."""
 
 
 def blobs_in(row: bytes) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec, SandboxState
 from dsec.api.snapshot import Consistency, RestoreFrom, SnapshotKind, SnapshotPlan
 from dsec.world.clock import SystemClock, system_randomness
-from snapshot_world import PREFIX, Site, SnapshotGateway, lineage
+from snapshot_nodes import PREFIX, Site, SnapshotGateway, lineage
 
 
 @pytest.fixture

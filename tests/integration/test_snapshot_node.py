@@ -20,7 +20,7 @@ from dsec.api.reasons import EndReason
 from dsec.api.sandbox import SandboxSpec
 from dsec.api.snapshot import Consistency, RestoreFrom, SnapshotKind, SnapshotPlan
 from dsec.world.substrate import SubstrateError
-from snapshot_world import PREFIX, Site, SnapshotGateway, lineage
+from snapshot_nodes import PREFIX, Site, SnapshotGateway, lineage
 from substrate_world import World, world
 
 pytestmark = pytest.mark.root

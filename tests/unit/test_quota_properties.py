@@ -176,8 +176,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def owed(self, asker: Entry) -> bool:
         """Return whether an owner goes without although borrowers could have made room.
 
-        A cruder way than the one under test: every tenant that is above its nominal amounts loses
-        consenting work until it is not, and the asker is tried again. Where others have leased
+        A cruder way than the one under test: every tenant that is above its nominal amounts of what
+        the asker lacks loses consenting work until it is not, and the asker is tried again. Who has
+        too much of something else only owes nothing: reservations may lie above every limit, and
+        no owner of CPU pays for them because it borrows memory. Where others have leased
         what they borrow nothing is said: that is revoked, and comes back by itself.
         """
         leased = {entry.tenant for entry in self.ledger.leases.values() if consents(entry)} - {
@@ -192,9 +194,20 @@ class LedgerMachine(RuleBasedStateMachine):
             if dimension not in share or counted.get(dimension, 0) + asked > share[dimension]:
                 return False
         trial = self.ledger.fork()
+        trial.hold(asker, 1e9)
+        short = {
+            dimension
+            for branch in trial.tree.chain(asker.account)
+            for dimension in asker.amounts
+            if (most := branch.most(dimension)) is not None
+            and branch.total.get(dimension, 0) > most
+        }
+        trial.unhold(asker.id)
         for entry in list(trial.entries.values()):
             branch = trial.tree.branch(entry.tenant)
-            above = any(branch.total.get(d, 0) > most for d, most in branch.nominal.items())
+            above = any(
+                branch.total.get(d, 0) > most for d, most in branch.nominal.items() if d in short
+            )
             if above and entry.tenant != tenant and consents(entry):
                 trial.end(entry.id)
         return not trial.check(asker)
@@ -447,6 +460,23 @@ class LeaseMachine(RuleBasedStateMachine):
 def test_a_sample_of_histories(machine: type[RuleBasedStateMachine]) -> None:
     """A seeded sample; the soak has the full count."""
     sample(machine, examples=40, steps=30)
+
+
+def test_who_borrows_memory_owes_no_cpu() -> None:
+    """Reservations fill the cohort's CPU: nobody within its own CPU is asked for it."""
+    ledger = Ledger()
+    for name in "abc":
+        ledger.put(Account(name, dict.fromkeys(DIMENSIONS, 10), dict.fromkeys(DIMENSIONS, 16)))
+    for number, kept in enumerate((5, 6, 8)):
+        ledger.hold(Entry(f"h{number}", account="a/p", amounts={"cpu_milli": kept}), 99.0)
+    soft = {"cpu_milli": 2, "memory_bytes": 4}
+    for number in range(3):
+        entry = Entry(f"s{number}", "c/p", dict(soft), task_class=TaskClass.PAUSABLE)
+        assert ledger.admit(entry).booked
+    asker = Entry("asker", "b/p", {"cpu_milli": 6}, task_class=TaskClass.GUARANTEED)
+    assert ledger.borrowed("c") == {"memory_bytes": 2}
+    assert ledger.check(asker)
+    assert give_back(ledger, [asker]) is None
 
 
 @pytest.mark.soak

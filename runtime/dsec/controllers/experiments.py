@@ -50,9 +50,9 @@ STATUS_SECONDS = 1.0
 """Least time between two status writes of one experiment: records have a low write rate."""
 STOP_REPEAT_SECONDS = 10.0
 SWEEP_SECONDS = 60.0
+"""How often experiments without a record are looked for."""
 QUEUES_SECONDS = 1800.0
 """Between two looks for queues without an experiment; what two of them find is removed."""
-"""How often experiments without a record are looked for."""
 
 log = structlog.get_logger()
 

@@ -65,10 +65,10 @@ class Carrier:
     history: HistoryWriter
     mover: Mover
     sold: Sold = field(default_factory=lambda: Sold({}, NodeRules(), {}))
+    """What may be bought now."""
     _told: dict[str, int] = field(default_factory=dict)
     """Node -> revision of its run-until that its agent has taken: an agent whose clock is behind
     keeps an earlier time for good, and is not asked again."""
-    """What may be bought now."""
 
     def now(self) -> float:
         """Return UTC seconds."""

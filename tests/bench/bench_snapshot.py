@@ -441,6 +441,12 @@ def main() -> int:
     if unknown := set(wanted) - set(CASES):
         sys.stderr.write(f"--cases: {', '.join(sorted(unknown))}: known are {', '.join(CASES)}\n")
         return 2
+    if asked.runs < 1:
+        sys.stderr.write(f"--runs: {asked.runs}: at least 1\n")
+        return 2
+    if asked.folder is not None and not asked.folder.is_dir():
+        sys.stderr.write(f"--folder: {asked.folder}: is no directory\n")
+        return 2
     missing = [tool for tool in ("restic", "borg", "rclone") if shutil.which(tool) is None]
     if missing:
         sys.stderr.write(f"not installed: {', '.join(missing)}\n")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dsec.api.units import size_text
 from dsec.controllers.creates import Placer
 from dsec.controllers.mover import Mover
-from dsec.controllers.specs import moved_as
+from dsec.controllers.specs import movable
 from dsec.journal.bindings import Binding
 from dsec.journal.bindlog import BindLog
 from dsec.placement.compaction import Compaction, Compactor, Move, Wanting
@@ -72,7 +72,7 @@ class Compacting:
 
     def _can(self, sandbox: str) -> bool:
         binding = self._log.state.by_id.get(sandbox)
-        return binding is not None and moved_as(binding.spec) is not None
+        return binding is not None and movable(binding.spec)
 
     def about_node(self, node: str) -> str:
         """Return what is planned for a node at its limit, in words; empty: nothing."""

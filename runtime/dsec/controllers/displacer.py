@@ -24,7 +24,7 @@ from dsec.controllers.asking import Seen, Unit, key_of, name_of, units
 from dsec.controllers.dispatch import Dispatcher
 from dsec.controllers.displacer_words import tell_plan, words
 from dsec.controllers.planner import Planner
-from dsec.controllers.specs import moved_as
+from dsec.controllers.specs import movable
 from dsec.journal.bindings import Binding, Bindings, Row
 from dsec.journal.history import HistoryWriter
 from dsec.placement.compaction import Move
@@ -105,7 +105,7 @@ class Displacer:
 
     def _saves(self, sandbox: str) -> bool:
         binding = self._state.by_id.get(sandbox)
-        return binding is not None and moved_as(binding.spec) is not None
+        return binding is not None and movable(binding.spec)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -239,7 +239,7 @@ class Displacer:
         if binding is None or not (paused or binding.reason is EndReason.PREEMPTED):
             return  # it ended by itself
         self.counts["paused" if paused else "stopped"] += 1
-        synced = self._saves(victim)
+        synced = movable(binding.spec)
         if paused and synced:
             self.save(binding)
         why = f"for {name_of(asker, binding.tenant)}"

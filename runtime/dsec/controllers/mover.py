@@ -37,7 +37,7 @@ from dsec.controllers.moving import (
     Step,
     steps_of,
 )
-from dsec.controllers.specs import moved_as
+from dsec.controllers.specs import movable, moved_as
 from dsec.journal.bindings import Binding, Kept, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
@@ -139,7 +139,7 @@ class Mover:
         binding = self._log.state.by_id.get(sandbox)
         if binding is None or not binding.live or not binding.node:
             return "it has ended, or has no node"
-        if moved_as(binding.spec) is None:
+        if not movable(binding.spec):
             return "it saves no state: its task has no snapshot policy of kind state or disk"
         known = self._fleet.status(sandbox, binding.node)
         if not self._fleet.answers(binding.node) or known is None:

@@ -571,3 +571,36 @@ def test_the_source_rests_until_the_target_has_let_go(
             await settled(sim, lambda: where(sim, uid) == [("one", 1, "running")], 60)
 
     simulate(scenario)
+
+
+def test_what_fell_asleep_while_its_move_waited_is_left_asleep(
+    simulate: Simulate, monkeypatch: Patch
+) -> None:
+    """As many as may be moved are: by its turn it has no node, and the leader leads on."""
+
+    async def scenario() -> None:
+        async with Sim() as sim:
+            saving = Saving(sim)
+            saving.install(monkeypatch)
+            await started(sim, "one", "two")
+            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
+            await sim.until(lambda: [one[2] for one in where(sim, uid)] == ["running"], 30)
+            (id_,) = sim.live()
+            leader = sim.leader()
+            assert leader is not None
+            limits, epoch = leader.controller.term.mover._limits, leader.controller.epoch
+            limits.at_once = 0
+            place = f"/v1/projects/lab/sandboxes/{id_}"
+            sleeping = asyncio.ensure_future(sim.client.post(f"{place}/hibernate"))
+            await sim.clock.sleep(0.3)
+            asked = await sim.client.post(f"{place}/migrate", json={})
+            assert asked.status_code == 202, asked.text
+            assert (await sleeping).status_code == 200
+            limits.at_once = 32
+            await sim.clock.sleep(20)
+            assert where(sim, uid) == []
+            assert (leader.controller.leading, leader.controller.epoch) == (True, epoch)
+            assert (await sim.client.post(f"{place}/wake")).status_code == 200
+            await settled(sim, lambda: [one[2] for one in where(sim, uid)] == ["running"], 60)
+
+    simulate(scenario)

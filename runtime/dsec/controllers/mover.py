@@ -284,8 +284,11 @@ class Mover:
     async def _save(self, moving: Moving) -> None:
         """Have the source frozen and saved."""
         move, binding = moving.move, self._binding(moving)
+        if binding.node != move.source:
+            # it fell asleep, or was put back, while the move waited for its turn
+            raise _OverError
         watch = self._fleet.watch(move.source)
-        if watch is None or (binding.node != move.source) or (why := self.hindrance(move.id)):
+        if watch is None or (why := self.hindrance(move.id)):
             raise _FailedError(why if watch is not None else f"node {move.source} is gone")
         moving.step, moving.frozen_at = Step.SAVE, self._clock.now()
         call = SnapshotCall(

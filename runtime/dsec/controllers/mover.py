@@ -18,7 +18,6 @@ in the store or on the source, mostly on both.
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import structlog
 
@@ -201,10 +200,10 @@ class Mover:
     def refused(self, sandbox: str, node: str, why: str) -> bool:
         """Take note that a target's agent turned a create down; False: it is no move's."""
         under = self._under.get(sandbox)
-        mine = under is not None and under.move.target == node
-        if under is not None and mine:
-            under.refused = f"node {node} refuses it: {why}"
-        return mine
+        if under is None or under.move.target != node:
+            return False
+        under.refused = f"node {node} refuses it: {why}"
+        return True
 
     def unarrived(self, status: SandboxStatus) -> bool:
         """Take note of the end of a copy; True: it never ran, and the kept one counts again.
@@ -348,8 +347,11 @@ class Mover:
             if binding.node != move.target:
                 raise _OverError
             known = self._fleet.status(move.id, move.target)
-            here = known is not None and known.identity.incarnation == move.incarnation
-            if here and known is not None and known.state in AT_WORK:
+            if (
+                known is not None
+                and known.identity.incarnation == move.incarnation
+                and known.state in AT_WORK
+            ):
                 moving.arrived_at = self._clock.now()
                 return
             if moving.refused:
@@ -471,7 +473,7 @@ class Mover:
     def _binding(self, moving: Moving) -> Binding:
         binding = self._log.state.by_id.get(moving.move.id)
         if binding is None or not binding.live:
-            _over()
+            raise _OverError
         return binding
 
     def _tell(self, kind: str, moving: Moving, binding: Binding, why: str = "") -> None:
@@ -493,7 +495,3 @@ class Mover:
             **steps_of(moving, there),
         )
         self._changed([binding])
-
-
-def _over() -> NoReturn:
-    raise _OverError

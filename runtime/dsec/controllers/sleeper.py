@@ -24,7 +24,7 @@ from dsec.journal.bindings import Binding, Row
 from dsec.journal.bindlog import BindLog
 from dsec.journal.history import HistoryWriter
 from dsec.placement.compaction import Move
-from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError
+from dsec.world.agents import AgentRefusedError, AgentSilentError, AgentStaleError, NodeWatch
 from dsec.world.clock import Clock
 
 log = structlog.get_logger()
@@ -107,26 +107,7 @@ class Sleeper:
         ran = known is not None and known.state is SandboxState.RUNNING
         self.busy.add(id_)
         try:
-            why = ""
-            kind = moved_as(binding.spec)
-            call = SnapshotCall(epoch=self.bind_log.epoch, kind=kind, reason="hibernate", hold=True)
-            try:
-                ref = (await watch.client.snapshot(id_, call)).ref
-            except (AgentSilentError, AgentRefusedError, AgentStaleError) as problem:
-                why = f"it could not be saved: {problem}"
-            else:
-                async with self.placer.rounding:
-                    why = self.mover.hindrance(id_) or _elsewhere(binding, node)
-                    if not why:
-                        row = Row(
-                            kind="bind",
-                            at=self.clock.now(),
-                            id=id_,
-                            incarnation=binding.next_incarnation,
-                            restore=RestoreFrom(lineage=ref.lineage, seq=ref.seq),
-                            asleep=user,
-                        )
-                        await self.bind_log.append([row])
+            why = await self._lay_down(binding, watch, user)
             if why and ran and not self.dispatcher.ending(node, id_):
                 self.dispatcher.turn(node, id_, pause=False)
         finally:
@@ -136,6 +117,31 @@ class Sleeper:
             self._tell("hibernated", binding, user)
             self.placer.kick()
         return MoveOutcome(why=why)
+
+    async def _lay_down(self, binding: Binding, watch: NodeWatch, user: str) -> str:
+        """Save a sandbox and record that it sleeps; return why it does not, in words.
+
+        Raises FencedError, ObjectStoreError.
+        """
+        id_, node, kind = binding.id, binding.node, moved_as(binding.spec)
+        call = SnapshotCall(epoch=self.bind_log.epoch, kind=kind, reason="hibernate", hold=True)
+        try:
+            ref = (await watch.client.snapshot(id_, call)).ref
+        except (AgentSilentError, AgentRefusedError, AgentStaleError) as problem:
+            return f"it could not be saved: {problem}"
+        async with self.placer.rounding:
+            if why := self.mover.hindrance(id_) or _elsewhere(binding, node):
+                return why
+            row = Row(
+                kind="bind",
+                at=self.clock.now(),
+                id=id_,
+                incarnation=binding.next_incarnation,
+                restore=RestoreFrom(lineage=ref.lineage, seq=ref.seq),
+                asleep=user,
+            )
+            await self.bind_log.append([row])
+        return ""
 
     async def _wake(self, binding: Binding, user: str) -> MoveOutcome:
         if binding.asleep:

@@ -86,9 +86,10 @@ class MeteredNodes:
                     spec = SandboxNodePool.model_validate({**record, "status": {}}).spec
                 except ValidationError:
                     continue  # the pools' own controller tells of it
-                # a status that changes makes no other price
-                same = known is not None and known[1] == spec
-                known = record, known[1] if known is not None and same else spec
+                if known is not None and known[1] == spec:
+                    # a status that changes makes no other price
+                    spec = known[1]
+                known = record, spec
             self._specs[name] = known
         return {name: spec for name, (_, spec) in self._specs.items()}
 

@@ -79,17 +79,24 @@ async def read(
     """Yield matching rows once each, by (node, boot id, seq). Raises ObjectStoreError."""
     start = question.since.strftime(f"{prefix}/%Y-%m-%d") if question.since else ""
     found: dict[tuple[str, str, int], JournalRow] = {}
-    for info in await objects.list(f"{prefix}/", start_after=start):
+    async for row in rows_below(objects, f"{prefix}/", start):
+        if question.matches(row):
+            found.setdefault((row.node, row.boot_id, row.seq), row)
+    for key in sorted(found):
+        yield found[key]
+
+
+async def rows_below(
+    objects: ObjectStore, prefix: str, start_after: str = ""
+) -> AsyncIterator[JournalRow]:
+    """Yield the rows of all segments below a prefix, repeated ones too. Raises ObjectStoreError."""
+    for info in await objects.list(prefix, start_after=start_after):
         try:
             data, _ = await objects.get(info.key)
         except NotFoundError:
             continue
         for line in data.splitlines():
-            row = JournalRow.model_validate(json.loads(line))
-            if question.matches(row):
-                found.setdefault((row.node, row.boot_id, row.seq), row)
-    for key in sorted(found):
-        yield found[key]
+            yield JournalRow.model_validate(json.loads(line))
 
 
 class HistoryWriter:

@@ -5,16 +5,14 @@ the node is gone before one comes, the row that the agent has pushed through a g
 how the sandbox ended; its scene is in the store. A gateway takes rows of a node from that alone.
 """
 
-import json
 from collections.abc import Collection
 from datetime import date, datetime, timedelta
 
 from pydantic import ValidationError
 
 from dsec.api.sandbox import End
-from dsec.api.wire import JournalRow
-from dsec.journal.history import HISTORY
-from dsec.world.objects import NotFoundError, ObjectStore
+from dsec.journal.history import HISTORY, rows_below
+from dsec.world.objects import ObjectStore
 
 ENDED = "sandbox-ended"
 LONGEST_DAYS = 7
@@ -30,22 +28,16 @@ async def told_ends(
     """
     found: dict[str, tuple[int, End]] = {}
     for day in _days(since.date(), now.date()):
-        for info in await objects.list(f"{HISTORY}/{day.isoformat()}/{node}/"):
-            try:
-                data, _ = await objects.get(info.key)
-            except NotFoundError:
+        async for row in rows_below(objects, f"{HISTORY}/{day.isoformat()}/{node}/"):
+            if row.kind != ENDED or row.node != node or row.sandbox not in ids:
                 continue
-            for line in data.splitlines():
-                row = JournalRow.model_validate(json.loads(line))
-                if row.kind != ENDED or row.node != node or row.sandbox not in ids:
-                    continue
-                incarnation = row.body.get("incarnation")
-                try:
-                    end = End.model_validate(row.body.get("end"))
-                except ValidationError:
-                    continue
-                if isinstance(incarnation, int):
-                    found[row.sandbox] = incarnation, end
+            incarnation = row.body.get("incarnation")
+            try:
+                end = End.model_validate(row.body.get("end"))
+            except ValidationError:
+                continue
+            if isinstance(incarnation, int):
+                found[row.sandbox] = incarnation, end
     return found
 
 

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from dsec.api.budget import BudgetAction, BudgetStatus
 from dsec.api.experiment import ExperimentBudget
-from dsec.api.meta import TENANT_LABEL, ConditionStatus
+from dsec.api.meta import TENANT_LABEL
 from dsec.api.mistakes import mistakes_of
 from dsec.api.records import Budget, Experiment
-from dsec.api.status import ExperimentCondition
 from dsec.api.tenant import TenantSpec
+from dsec.controllers.replicas import completed
 from dsec.cost.amounts import MoneyError
 from dsec.cost.budgets import Allowance, Standing, action_for, ancestors
 from dsec.cost.declared import allowance_of, chosen_by, mistakes, task_allowance
@@ -71,12 +71,7 @@ class BudgetRecords:
 
     def over(self, declared: Declared) -> bool:
         """Return whether a task has ended for good."""
-        status = (self.experiments.get(declared.key) or {}).get("status") or {}
-        return any(
-            one.get("type") == ExperimentCondition.COMPLETED.value
-            and one.get("status") == ConditionStatus.TRUE.value
-            for one in status.get("conditions") or ()
-        )
+        return completed(self.experiments.get(declared.key) or {})
 
     def hold(
         self, state: BudgetState, path: str, budget: ExperimentBudget | None = None

@@ -8,9 +8,9 @@ here, and says where data may be: by the records, and by what is remembered besi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dsec.api.meta import ConditionStatus
 from dsec.api.records import Experiment, Tenant
-from dsec.api.status import ExperimentCondition, Override, OverrideKind
+from dsec.api.status import Override, OverrideKind
+from dsec.controllers.replicas import completed
 from dsec.journal.history import HistoryWriter
 from dsec.snapshots.bounds import remember
 from dsec.snapshots.cards import Card, write_card
@@ -139,7 +139,8 @@ class Homes:
             region=self.region,
             generation=int(meta.get("generation", 1)),
             origin=(meta.get("annotations") or {}).get(RESTORE_FROM, ""),
-            ended=_ended(record),
+            # nothing to continue
+            ended=bool(meta.get("deletionTimestamp")) or completed(record),
             record={
                 "apiVersion": record.get("apiVersion"),
                 "kind": record.get("kind"),
@@ -171,13 +172,3 @@ class Homes:
             region=home.region,
             home_epoch=home.epoch,
         )
-
-
-def _ended(record: Record) -> bool:
-    """Return whether an experiment has nothing to continue."""
-    conditions = (record.get("status") or {}).get("conditions") or ()
-    return bool(record["metadata"].get("deletionTimestamp")) or any(
-        one.get("type") == ExperimentCondition.COMPLETED.value
-        and one.get("status") == ConditionStatus.TRUE.value
-        for one in conditions
-    )

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dsec.api.experiment import Completion, RestartPolicy, Role
+from dsec.api.meta import ConditionStatus
 from dsec.api.reasons import EndReason
-from dsec.api.status import Override, OverrideKind
+from dsec.api.status import ExperimentCondition, Override, OverrideKind
 from dsec.journal.bindings import Binding
+from dsec.world.records import Record
 
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a replica that failed is started again, doubling with each failure in a row."""
@@ -78,6 +80,16 @@ class Plan:
         never = self.role.restart_policy is RestartPolicy.NEVER and self.desired > 0
         spent = self.desired > 0 and all(b.reason is EndReason.OVER_BUDGET for b in self.done)
         return (batch or never or spent) and len(self.done) >= self.desired
+
+
+def completed(record: Record) -> bool:
+    """Return whether a task's record says that all its replicas have ended for good."""
+    conditions = (record.get("status") or {}).get("conditions") or ()
+    return any(
+        one.get("type") == ExperimentCondition.COMPLETED.value
+        and one.get("status") == ConditionStatus.TRUE.value
+        for one in conditions
+    )
 
 
 def desired_of(role: Role, overrides: Sequence[Override]) -> int:

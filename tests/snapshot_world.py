@@ -89,6 +89,12 @@ def region(name: str = "a", seed: int = 1, clock: StepClock | None = None) -> Re
     return Region(name, clock or StepClock(), SeededRandomness(seed))
 
 
+def regions() -> tuple[Region, Region]:
+    """Return regions a and b, with one clock."""
+    clock = StepClock()
+    return region("a", 1, clock), region("b", 2, clock)
+
+
 def ref_of(seq: int = 1, **changes: Any) -> SnapshotRef:
     """Return a reference without data."""
     plain: dict[str, Any] = {

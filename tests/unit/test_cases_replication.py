@@ -45,16 +45,12 @@ from snapshot_world import (
     needs_of,
     ref_of,
     region,
+    regions,
     restore,
     save,
 )
 
 NOW = Deletes(delay=timedelta(0))
-
-
-def _pair() -> tuple[Region, Region]:
-    clock = StepClock()
-    return region("a", 1, clock), region("b", 2, clock)
 
 
 async def _copy(a: Region, b: Region, **changes: Any) -> Copied:
@@ -98,7 +94,7 @@ class Hooked(MemoryObjects):
 @pytest.mark.case("rclone#523")
 async def test_copies_are_compared_by_hash_and_length_never_by_etag() -> None:
     """The etags of one side are of another kind: everything crosses once, and no more."""
-    a, b = _pair()
+    a, b = regions()
     await save(await a.open(), [b"one", b"two"])
     odd = FaultyObjects(b.objects, a.clock, rate=1.0, faults=(Fault.WRONG_ETAG,))
     first = await _copy(a, b, target=odd)
@@ -116,7 +112,7 @@ async def test_copies_are_compared_by_hash_and_length_never_by_etag() -> None:
 @pytest.mark.case("aws-cli#405")
 async def test_names_that_sort_differently_elsewhere_lose_nothing() -> None:
     """Keys are compared as bytes, and what the other side lacks is no delete."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     lineages = ["exp/a/b/0", "exp/a/b./0", "exp/a/b-/0", "exp/a/b!/0", "exp/ä/b/0", "exp/A/b/0"]
     saved = [await save(repo, [one.encode()], lineage=one) for one in lineages]
@@ -135,7 +131,7 @@ async def test_names_that_sort_differently_elsewhere_lose_nothing() -> None:
 @pytest.mark.case("minio#12919")
 async def test_a_delete_during_a_copy_is_not_lost() -> None:
     """Deleted while its packs were on their way: it never counts at the target."""
-    a, b = _pair()
+    a, b = regions()
     store = Hooked()
     a.objects = store
     ref = await save(await a.open(), [b"one"])
@@ -156,7 +152,7 @@ async def test_a_delete_during_a_copy_is_not_lost() -> None:
 @pytest.mark.case("minio#15564")
 async def test_a_marker_for_what_was_never_copied_is_done_at_once() -> None:
     """Nothing waits for it, in this run or the next."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     ref = await save(repo, [b"one"])
     await save(repo, [b"two"])
@@ -169,7 +165,7 @@ async def test_a_marker_for_what_was_never_copied_is_done_at_once() -> None:
 @pytest.mark.case("minio#16773")
 async def test_a_marker_is_for_one_reference_and_no_other() -> None:
     """One of the same number by another epoch stays; a number is never given twice."""
-    a, b = _pair()
+    a, b = regions()
     ref = await save(await a.open(), [b"one"])
     await _copy(a, b)
     await bury(a.objects, PREFIX, ref, why="asked", now=a.clock.now())
@@ -186,7 +182,7 @@ async def test_a_marker_is_for_one_reference_and_no_other() -> None:
 @pytest.mark.case("minio#11932")
 async def test_a_marker_that_is_removed_brings_nothing_back() -> None:
     """Swept at one side, it stays at the other, and what it buried stays gone at both."""
-    a, b = _pair()
+    a, b = regions()
     ref = await save(await a.open(), [b"one"])
     await _copy(a, b)
     await bury(a.objects, PREFIX, ref, why="asked", now=a.clock.now())
@@ -201,7 +197,7 @@ async def test_a_marker_that_is_removed_brings_nothing_back() -> None:
 
 async def test_deletes_wait_for_their_delay_and_for_a_sure_clock() -> None:
     """Until then, and while nobody knows the time, the copy is there."""
-    a, b = _pair()
+    a, b = regions()
     ref = await save(await a.open(), [b"one"])
     await _copy(a, b)
     await bury(a.objects, PREFIX, ref, why="by mistake", now=a.clock.now())
@@ -219,7 +215,7 @@ async def test_deletes_wait_for_their_delay_and_for_a_sure_clock() -> None:
 @pytest.mark.case("s3-docs@lifecycle")
 async def test_our_own_rules_delete_and_no_rule_of_the_store_does() -> None:
     """What retention removes is removed elsewhere; what a store's own rule took is not."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     refs = [await save(repo, [b"%d" % number]) for number in range(5)]
     await _copy(a, b)
@@ -242,7 +238,7 @@ async def test_our_own_rules_delete_and_no_rule_of_the_store_does() -> None:
 @pytest.mark.case("juicefs#4804")
 async def test_a_copy_that_was_killed_leaves_nothing_beside_what_belongs_there() -> None:
     """Killed at each call in turn, the next run ends with the same keys as an undisturbed one."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     for number in range(3):
         await save(repo, [b"%d" % number * 50])
@@ -267,7 +263,7 @@ async def test_a_copy_that_was_killed_leaves_nothing_beside_what_belongs_there()
 @pytest.mark.case("juicefs#6876")
 async def test_what_is_deleted_at_the_source_meanwhile_is_skipped() -> None:
     """Its packs go while they are copied: the run ends well without it."""
-    a, b = _pair()
+    a, b = regions()
     store = Hooked()
     a.objects = store
     repo = await a.open()
@@ -293,7 +289,7 @@ async def test_what_is_deleted_at_the_source_meanwhile_is_skipped() -> None:
 @pytest.mark.case("juicefs#3957")
 async def test_an_upload_that_the_store_forgot_is_begun_again() -> None:
     """That object alone; the others are not sent twice."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     for number in range(3):
         await save(repo, [b"%d" % number])
@@ -314,7 +310,7 @@ async def test_an_upload_that_the_store_forgot_is_begun_again() -> None:
 @pytest.mark.case("juicefs#5593")
 async def test_an_object_that_may_not_be_written_fails_and_holds_up_no_other() -> None:
     """The run ends, names it, publishes nothing that needs it, and the rest is there."""
-    a, b = _pair()
+    a, b = regions()
     repo = await a.open()
     for number in range(3):
         await save(repo, [b"%d" % number])
@@ -340,7 +336,7 @@ async def test_an_object_that_may_not_be_written_fails_and_holds_up_no_other() -
 async def test_no_object_needs_more_parts_than_a_store_takes(tmp_path: Path) -> None:
     """However long a file, what is sent is packs of one size, each in one request."""
     (tmp_path / "large").write_bytes(os.urandom(9 * MIB))
-    a, _ = _pair()
+    a, _ = regions()
     store = Hooked()
     a.objects = store
     repo = await a.open()
@@ -355,7 +351,7 @@ async def test_no_object_needs_more_parts_than_a_store_takes(tmp_path: Path) -> 
 @pytest.mark.case("s3-stream-upload#17")
 async def test_what_is_stored_cut_short_is_found_before_anything_refers_to_it() -> None:
     """No error was given; the length is wrong: put right, or nothing is published."""
-    a, b = _pair()
+    a, b = regions()
     ref = await save(await a.open(), [b"one" * 99])
     cutting = FaultyObjects(b.objects, a.clock, seed=3, rate=1.0, faults=(Fault.CUT_WRITE,))
     with suppress(ObjectStoreError):
@@ -489,7 +485,7 @@ async def _there_and_back(a: Region, b: Region, source: Path, target: Path) -> N
 @pytest.mark.case("restic#3267")
 async def test_a_link_to_a_name_that_is_no_text_crosses_byte_by_byte(tmp_path: Path) -> None:
     """Target and name are bytes everywhere: the copy is the same, and so is its manifest."""
-    a, b = _pair()
+    a, b = regions()
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -503,7 +499,7 @@ async def test_a_link_to_a_name_that_is_no_text_crosses_byte_by_byte(tmp_path: P
 @pytest.mark.case("volsync@names")
 async def test_odd_names_many_files_and_equal_names_of_two_tenants(tmp_path: Path) -> None:
     """`#` in front, 255 bytes, 2,000 files in one folder; who has the same name shares nothing."""
-    a, b = _pair()
+    a, b = regions()
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()

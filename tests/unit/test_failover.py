@@ -1,7 +1,6 @@
 """Failover between regions: isolation before recovery, residency, epochs, and the way back."""
 
 import asyncio
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,11 +10,8 @@ import pytest
 from dsec.api.failover import FailoverAnswer, FailoverCall
 from dsec.api.records import Experiment
 from dsec.api.status import OverrideKind
-from dsec.controllers.homes import Homes
-from dsec.controllers.replicator import Replicator
 from dsec.controllers.specs import origin_of
 from dsec.gateway.regions import _Failover
-from dsec.journal.history import HistoryWriter
 from dsec.snapshots.cards import Card
 from dsec.snapshots.failover import (
     PARTITIONS,
@@ -30,28 +26,20 @@ from dsec.snapshots.failover import (
 from dsec.snapshots.homes import Home, HomeTakenError, home_of, take_home
 from dsec.snapshots.refs import FencedError, list_refs, newest, publish
 from dsec.snapshots.routing import Residency
-from dsec.world.cache import Cache
-from dsec.world.clock import SystemClock
-from dsec.world.memory import MemoryObjects, MemoryRecords
+from dsec.world.memory import MemoryObjects
 from hypothesis import given
 from hypothesis import strategies as st
+from replication_make import Leader
 from snapshot_world import (
     PREFIX,
     START,
     Region,
-    StepClock,
     ref_of,
-    region,
+    regions,
     restore,
     save,
 )
 
-TENANT = {
-    "apiVersion": "dsec.dev/v1alpha1",
-    "kind": "Tenant",
-    "metadata": {"name": "team-a"},
-    "spec": {"projects": ["p"]},
-}
 EXPERIMENT = {
     "apiVersion": "dsec.dev/v1alpha1",
     "kind": "Experiment",
@@ -157,15 +145,8 @@ async def test_a_region_that_lost_its_home_publishes_nothing() -> None:
     await publish(objects, PREFIX, ref_of(2, home_epoch=1))
 
 
-@dataclass(slots=True)
-class Side:
+class Side(Leader):
     """One region's control plane: its store, its records, its leader's copies."""
-
-    place: Region
-    records: MemoryRecords
-    replicator: Replicator
-    caches: dict[str, Cache]
-    tasks: list[Any] = field(default_factory=list)
 
     @property
     def gateway(self) -> Any:
@@ -186,9 +167,7 @@ class Side:
     async def cycle(self) -> None:
         """Run a cycle of copies now."""
         self.replicator._running.clear()
-        await self.replicator._look()
-        for running in self.replicator._running.values():
-            await running.task
+        await self.look_once()
 
     async def seen(self, count: int) -> None:
         """Wait until the leader's view has so many experiments."""
@@ -200,8 +179,6 @@ class Side:
 
 
 async def _side(place: Region, other: Region) -> Side:
-    records = MemoryRecords()
-    await records.create(TENANT)
     spec = {"destinations": [{"region": other.name}], "mode": "continuous"}
     policy = {
         "apiVersion": "dsec.dev/v1alpha1",
@@ -209,32 +186,21 @@ async def _side(place: Region, other: Region) -> Side:
         "metadata": {"name": "all"},
         "spec": spec,
     }
-    await records.create(policy)
-    caches = {kind: Cache(records, kind, SystemClock()) for kind in ("Tenant", "Experiment")}
-    tasks = [asyncio.ensure_future(cache.run()) for cache in caches.values()]
-    for cache in caches.values():
-        await cache.synced.wait()
 
     async def stores(_: Any) -> Any:
         return other.objects
 
-    history = HistoryWriter(place.objects, place.clock, node="controller", boot_id="1")
-    homes = Homes(records, place.objects, place.clock, caches, history, place.name)
-    one = Replicator(records, place.objects, place.clock, place.randomness, homes, stores)
-    return Side(place, records, one, caches, tasks)
+    return await Side.begin(place, stores, policy)
 
 
 @pytest.fixture
 async def sides() -> Any:
     """Two regions that copy to each other."""
-    clock = StepClock()
-    a, b = region("a", 1, clock), region("b", 2, clock)
+    a, b = regions()
     both = await _side(a, b), await _side(b, a)
     yield both
     for side in both:
-        for task in side.tasks:
-            task.cancel()
-        await asyncio.gather(*side.tasks, return_exceptions=True)
+        await side.end()
 
 
 async def _uid(side: Side) -> str:
@@ -391,19 +357,18 @@ async def test_both_regions_converge_after_they_wrote_the_same_number() -> None:
     """One number, two epochs: the higher stays in both, the other is parked in both."""
     from dsec.snapshots.replicating import Copier
 
-    clock = StepClock()
-    a, b = region("a", 1, clock), region("b", 2, clock)
+    a, b = regions()
     repo = await a.open()
     await save(repo, [b"one"])
-    await Copier(a.objects, b.objects, PREFIX, clock, a.randomness).run()
+    await Copier(a.objects, b.objects, PREFIX, a.clock, a.randomness).run()
     await save(repo, [b"two of a"])
     await save(repo, [b"three of a"])
     there = await b.open()
     await take_home(b.objects, PREFIX, Home(root="exp/uid-1", region="b", epoch=1, at=START))
     await save(there, [b"two of b"], home_epoch=1)
     for _ in range(2):
-        await Copier(a.objects, b.objects, PREFIX, clock, a.randomness).run()
-        await Copier(b.objects, a.objects, PREFIX, clock, b.randomness).run()
+        await Copier(a.objects, b.objects, PREFIX, a.clock, a.randomness).run()
+        await Copier(b.objects, a.objects, PREFIX, b.clock, b.randomness).run()
     for place in (a, b):
         refs = (await list_refs(place.objects, PREFIX)).refs
         assert [(ref.seq, ref.home_epoch) for ref in refs] == [(1, 0), (2, 1)], place.name

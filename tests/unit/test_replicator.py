@@ -1,35 +1,25 @@
 """The leader's copies: policies become copies and conditions; what lives elsewhere is parked."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dsec.api.meta import condition_of
 from dsec.api.records import Experiment, ReplicationPolicy
 from dsec.api.replication import REPLICATE_NOW, ReplicationDestination
 from dsec.api.status import OverrideKind
-from dsec.controllers.homes import Homes
-from dsec.controllers.replicator import Replicator
-from dsec.journal.history import HistoryWriter
 from dsec.snapshots.homes import Home, take_home
 from dsec.snapshots.refs import list_refs
-from dsec.world.cache import Cache
-from dsec.world.clock import SystemClock
-from dsec.world.memory import MemoryObjects, MemoryRecords
+from dsec.world.memory import MemoryObjects
 from dsec.world.objects import ObjectStore, ObjectStoreError
-from snapshot_world import PREFIX, Region, StepClock, region, save
+from replication_make import Leader
+from snapshot_world import PREFIX, Region, regions, save
 
 POLICY = {
     "apiVersion": "dsec.dev/v1alpha1",
     "kind": "ReplicationPolicy",
     "metadata": {"name": "daily"},
     "spec": {"destinations": [{"region": "b"}], "intervalSeconds": 3600},
-}
-TENANT = {
-    "apiVersion": "dsec.dev/v1alpha1",
-    "kind": "Tenant",
-    "metadata": {"name": "team-a"},
-    "spec": {"projects": ["p"]},
 }
 EXPERIMENT = {
     "apiVersion": "dsec.dev/v1alpha1",
@@ -40,15 +30,11 @@ EXPERIMENT = {
 
 
 @dataclass(slots=True)
-class World:
+class World(Leader):
     """One leader's replicator between two regions."""
 
-    records: MemoryRecords
-    one: Replicator
-    a: Region
     b: Region
-    away: list[str] = field(default_factory=list)
-    tasks: list[Any] = field(default_factory=list)
+    away: list[str]
 
     async def policy(self) -> ReplicationPolicy:
         """Return the policy as it is stored."""
@@ -58,28 +44,12 @@ class World:
 
     async def look(self) -> ReplicationPolicy:
         """Look once and wait for what began."""
-        await self.one._look()
-        for running in self.one._running.values():
-            await running.task
+        await self.look_once()
         return await self.policy()
-
-    async def end(self) -> None:
-        """Stop the caches."""
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 async def _world(*records: dict[str, Any]) -> World:
-    clock = StepClock()
-    a, b = region("a", 1, clock), region("b", 2, clock)
-    store = MemoryRecords()
-    for record in (TENANT, *records):
-        await store.create(record)
-    caches = {kind: Cache(store, kind, SystemClock()) for kind in ("Tenant", "Experiment")}
-    tasks = [asyncio.ensure_future(cache.run()) for cache in caches.values()]
-    for cache in caches.values():
-        await cache.synced.wait()
+    a, b = regions()
     away: list[str] = []
 
     async def stores(to: ReplicationDestination) -> ObjectStore:
@@ -88,17 +58,14 @@ async def _world(*records: dict[str, Any]) -> World:
         objects: MemoryObjects = b.objects
         return objects
 
-    history = HistoryWriter(a.objects, clock, node="controller", boot_id="1")
-    homes = Homes(store, a.objects, clock, caches, history, "a")
-    one = Replicator(store, a.objects, clock, a.randomness, homes, stores)
-    return World(store, one, a, b, away, tasks)
+    return await World.begin(a, stores, *records, b=b, away=away)
 
 
 async def test_a_policy_becomes_copies_and_conditions() -> None:
     """The first look copies; lag, recovery point and conditions are in the status."""
     world = await _world(POLICY)
-    await save(await world.a.open(), [b"one", b"two"])
-    world.a.clock.time += 120
+    await save(await world.place.open(), [b"one", b"two"])
+    world.place.clock.time += 120
     policy = await world.look()
     assert len((await list_refs(world.b.objects, PREFIX)).refs) == 1
     (row,) = policy.status.destinations
@@ -108,14 +75,14 @@ async def test_a_policy_becomes_copies_and_conditions() -> None:
         said = condition_of(policy.status.conditions, kind)
         assert said is not None
         assert said.status == "True", said
-    assert world.one.standing["daily", "b"] == row
+    assert world.replicator.standing["daily", "b"] == row
     await world.end()
 
 
 async def test_a_cycle_runs_when_it_is_due_or_asked_for() -> None:
     """Not before its hour; at once when the annotation changes; what was asked for is noted."""
     world = await _world(POLICY)
-    repo = await world.a.open()
+    repo = await world.place.open()
     await save(repo, [b"one"])
     await world.look()
     await save(repo, [b"two"])
@@ -128,7 +95,7 @@ async def test_a_cycle_runs_when_it_is_due_or_asked_for() -> None:
     assert len((await list_refs(world.b.objects, PREFIX)).refs) == 2
     assert policy.status.handled == "please"
     await save(repo, [b"three"])
-    world.a.clock.time += 3600
+    world.place.clock.time += 3600
     await world.look()
     assert len((await list_refs(world.b.objects, PREFIX)).refs) == 3
     await world.end()
@@ -137,10 +104,10 @@ async def test_a_cycle_runs_when_it_is_due_or_asked_for() -> None:
 async def test_a_destination_that_is_away_is_said_and_what_was_known_stays() -> None:
     """Ready says who does not answer; the recovery point of before is still there."""
     world = await _world(POLICY)
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
     before = (await world.look()).status.destinations[0]
     world.away.append("b")
-    world.a.clock.time += 4000
+    world.place.clock.time += 4000
     policy = await world.look()
     ready = condition_of(policy.status.conditions, "Ready")
     assert ready is not None
@@ -154,7 +121,7 @@ async def test_a_destination_that_is_away_is_said_and_what_was_known_stays() -> 
 async def test_a_fault_of_ours_is_said_and_ends_no_term() -> None:
     """What a store does that nobody thought of is in the condition; the loop goes on."""
     world = await _world(POLICY)
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
 
     usual = world.b.objects.list
 
@@ -170,7 +137,7 @@ async def test_a_fault_of_ours_is_said_and_ends_no_term() -> None:
     assert ready is not None
     assert "b: a fault of dsec: KeyError" in ready.message
     del world.b.objects.list
-    world.a.clock.time += 3600
+    world.place.clock.time += 3600
     assert (await world.look()).status.destinations[0].sent_snapshots == 1
     await world.end()
 
@@ -179,7 +146,7 @@ async def test_residency_leaves_no_silent_copy() -> None:
     """A task bound to a region keeps the shared repository at home, also after it is gone."""
     bound = {**EXPERIMENT, "spec": {**EXPERIMENT["spec"], "residency": ["a"]}}  # type: ignore[dict-item]
     world = await _world(POLICY, bound)
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
     for _ in range(2):
         policy = await world.look()
         said = condition_of(policy.status.conditions, "Protected")
@@ -189,9 +156,9 @@ async def test_residency_leaves_no_silent_copy() -> None:
         assert await world.b.objects.list("") == []
         # the record goes, what it kept stays where it may be
         await world.records.delete("Experiment", "ppo", "p")
-        while world.one.homes.caches["Experiment"].all():  # noqa: ASYNC110 - a cache tells nobody
+        while world.replicator.homes.caches["Experiment"].all():  # noqa: ASYNC110 - a cache tells nobody
             await asyncio.sleep(0.01)
-        world.a.clock.time += 4000
+        world.place.clock.time += 4000
     await world.end()
 
 
@@ -199,7 +166,7 @@ async def test_a_policy_that_contradicts_itself_copies_nothing() -> None:
     """Plain transport and the own region are named, and no byte goes."""
     spec = {"destinations": [{"region": "a"}, {"region": "b", "endpoint": "http://10.0.0.1:80"}]}
     world = await _world({**POLICY, "spec": spec})
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
     policy = await world.look()
     ready = condition_of(policy.status.conditions, "Ready")
     assert ready is not None
@@ -213,13 +180,13 @@ async def test_a_policy_that_contradicts_itself_copies_nothing() -> None:
 async def test_what_lives_elsewhere_is_parked_before_anything_starts() -> None:
     """A region that returns learns from the other store, freezes it, and only then goes on."""
     world = await _world(POLICY, EXPERIMENT)
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
     uid = (await world.records.get("Experiment", "ppo", "p"))["metadata"]["uid"]
-    home = Home(root=f"exp/{uid}", region="b", epoch=1, at=world.a.clock.now(), who="ops")
+    home = Home(root=f"exp/{uid}", region="b", epoch=1, at=world.place.clock.now(), who="ops")
     await take_home(world.b.objects, PREFIX, home)
-    assert not world.one.returned.is_set()
-    await world.one._come_back()
-    assert world.one.returned.is_set()
+    assert not world.replicator.returned.is_set()
+    await world.replicator._come_back()
+    assert world.replicator.returned.is_set()
     experiment = Experiment.model_validate(await world.records.get("Experiment", "ppo", "p"))
     (override,) = experiment.status.overrides
     assert override.kind is OverrideKind.FREEZE
@@ -233,7 +200,7 @@ async def test_what_lives_elsewhere_is_parked_before_anything_starts() -> None:
 async def test_cards_go_with_the_snapshots() -> None:
     """What another region needs to make an experiment again crosses with its data."""
     world = await _world(POLICY, EXPERIMENT)
-    await save(await world.a.open(), [b"one"])
+    await save(await world.place.open(), [b"one"])
     await world.look()
     keys = [info.key for info in await world.b.objects.list(PREFIX + "records/")]
     uid = (await world.records.get("Experiment", "ppo", "p"))["metadata"]["uid"]

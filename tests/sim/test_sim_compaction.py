@@ -106,6 +106,15 @@ async def settled(sim: Sim, what: Callable[[], Any], seconds: float) -> None:
         await sim.clock.sleep(0.05)
 
 
+async def another_leads(sim: Sim) -> None:
+    """Kill the leader amid its work; nothing may run twice until another one leads."""
+    first = sim.leader()
+    assert first is not None
+    sim.start_controller()
+    await sim.kill(first)
+    await settled(sim, lambda: sim.leader() is not None, 60)
+
+
 def test_what_rests_moves_and_goes_on_there(
     simulate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,11 +213,7 @@ def test_a_leader_killed_amid_a_move_leaves_one_copy(
 
             monkeypatch.setattr(Compactor, "adopt", taken_over)
             await sim.clock.sleep(after)
-            first = sim.leader()
-            assert first is not None
-            sim.start_controller()
-            await sim.kill(first)
-            await settled(sim, lambda: sim.leader() is not None, 60)
+            await another_leads(sim)
             await settled(
                 sim,
                 lambda: [one[::2] for one in where(sim, low)] == [("empty", "running")] * 2,

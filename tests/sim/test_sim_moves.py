@@ -16,7 +16,7 @@ from dsec.agent.substrates.simulated import Profile
 from dsec.journal.history import Question, read
 from saving import RATE, Saving
 from sim_world import PROFILE, Sim, create
-from test_sim_compaction import SMALL, doubles, settled, where
+from test_sim_compaction import SMALL, another_leads, doubles, settled, where
 from test_sim_keyed import ask
 from test_sim_preemption import submit
 
@@ -37,6 +37,21 @@ async def started(sim: Sim, *nodes: str, profile: Profile = SMALL, seconds: floa
         await sim.add_node(name, profile)
     await sim.until(lambda: sim.leader() is not None and sim._usable() >= len(nodes), seconds)
     await sim.clock.sleep(12)
+
+
+async def at_work(
+    sim: Sim, patch: Patch, *, replicas: int = 1, cpu: int = 2000, **wrong: Any
+) -> tuple[Saving, str]:
+    """Start a leader and the node `one`, where the replicas of `task` run and save their state.
+
+    `wrong`: what fails of saving. Returns where they save, and the uid of the task.
+    """
+    saving = Saving(sim, **wrong)
+    saving.install(patch)
+    await started(sim, "one")
+    uid = await submit(sim, "task", replicas=replicas, cpu=cpu, snapshot=STATE)
+    await sim.until(lambda: where(sim, uid) == [("one", 1, "running")] * replicas, 30)
+    return saving, uid
 
 
 async def drain(sim: Sim, node: str, **how: Any) -> None:
@@ -63,11 +78,7 @@ def test_a_drain_moves_running_work_with_its_state(simulate: Simulate, monkeypat
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", replicas=2, cpu=2000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")] * 2, 30)
+            saving, uid = await at_work(sim, monkeypatch, replicas=2)
             ids = sorted(sim.live())
             await sim.add_node("two", SMALL)
             await sim.clock.sleep(100)
@@ -122,11 +133,7 @@ def test_a_failed_restore_keeps_the_source_and_is_told(
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim, unrestorable=1)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            saving, uid = await at_work(sim, monkeypatch, unrestorable=1)
             await sim.add_node("two", SMALL)
             await sim.clock.sleep(20)
             (id_,) = sim.live()
@@ -156,11 +163,7 @@ def test_life_13_hibernate_and_wake(simulate: Simulate, monkeypatch: Patch) -> N
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", cpu=8000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            saving, uid = await at_work(sim, monkeypatch, cpu=8000)
             (id_,) = sim.live()
             await sim.clock.sleep(50)
             place = f"/v1/projects/lab/sandboxes/{id_}"
@@ -192,11 +195,7 @@ def test_a_snapshot_that_cannot_be_taken_leaves_it_running(
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim, refuses=1)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            _, uid = await at_work(sim, monkeypatch, refuses=1)
             (id_,) = sim.live()
             answer = await sim.client.post(f"/v1/projects/lab/sandboxes/{id_}/hibernate")
             assert answer.status_code == 409
@@ -218,22 +217,14 @@ def test_a_leader_killed_amid_a_drain_leaves_one_copy_of_each(
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", replicas=3, cpu=2000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")] * 3, 30)
+            saving, uid = await at_work(sim, monkeypatch, replicas=3)
             ids = sorted(sim.live())
             await sim.add_node("two", SMALL)
             await sim.clock.sleep(30)
             await drain(sim, "one")
             await settled(sim, lambda: saving.held, 30)
             await sim.clock.sleep(after)
-            first = sim.leader()
-            assert first is not None
-            sim.start_controller()
-            await sim.kill(first)
-            await settled(sim, lambda: sim.leader() is not None, 60)
+            await another_leads(sim)
             at_two = ("two", "running")
             await settled(sim, lambda: [one[::2] for one in where(sim, uid)] == [at_two] * 3, 240)
             assert sorted(sim.live()) == ids
@@ -457,11 +448,7 @@ def test_a_leader_killed_while_one_falls_asleep_loses_nothing(
             place = f"/v1/projects/lab/sandboxes/{id_}"
             asking = asyncio.ensure_future(sim.client.post(f"{place}/hibernate"))
             await sim.clock.sleep(after)
-            first = sim.leader()
-            assert first is not None
-            sim.start_controller()
-            await sim.kill(first)
-            await settled(sim, lambda: sim.leader() is not None, 60)
+            await another_leads(sim)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await sim.clock.sleep(40)
@@ -541,11 +528,7 @@ def test_the_source_rests_until_the_target_has_let_go(
 
     async def scenario() -> None:
         async with Sim() as sim:
-            saving = Saving(sim)
-            saving.install(monkeypatch)
-            await started(sim, "one")
-            uid = await submit(sim, "task", cpu=2000, snapshot=STATE)
-            await sim.until(lambda: where(sim, uid) == [("one", 1, "running")], 30)
+            saving, uid = await at_work(sim, monkeypatch)
             await sim.add_node("two", SMALL)
             await sim.clock.sleep(20)
             (id_,) = sim.live()

@@ -54,6 +54,7 @@ TARGETS = {
 NEEDED = 12 << 30
 """Of memory, where all lies in it."""
 Step = Callable[[], Took]
+Tool = Dsec | Restic | Borg | Rclone
 
 
 @dataclass(slots=True)
@@ -172,12 +173,8 @@ def new(bench: Bench) -> None:
                 number,
                 (
                     lambda: bench.measure("new", "raw", up, here, "raw"),
-                    lambda: bench.measure(
-                        "new", "dsec", lambda: ours.save(source), here, "snapshots/new"
-                    ),
-                    lambda: bench.measure(
-                        "new", "restic", lambda: restic.save(source), here, "restic"
-                    ),
+                    _saving(bench, "new", ours, source, here),
+                    _saving(bench, "new", restic, source, here),
                 ),
             )
 
@@ -215,20 +212,17 @@ def tree(bench: Bench, *, first: bool, changes: bool) -> None:
             ours = Dsec(here.python, f"snapshots/t{number}", here.folder / f"cache-{number}")
             restic = Restic(here.store, f"restic{number}", here.folder / "restic")
             borg = Borg(here.store, f"borg{number}", here.folder / "borg")
-            tools = [("dsec", ours, ours.prefix), ("restic", restic, restic.prefix)]
-            tools.append(("borg", borg, borg.prefix))
-            if number == 0:
-                tools.append(("rclone", rclone, rclone.prefix))
+            tools: list[Tool] = [ours, restic, borg]
             case = "tree" if first else "tree-base"
-            bench.round(number, [_saving(bench, case, one, source, here) for one in tools])
+            some = [*tools, rclone] if number == 0 else tools
+            bench.round(number, [_saving(bench, case, one, source, here) for one in some])
         bench.measure("verify", "dsec", ours.check, here)
         if changes:
-            tools = [("dsec", ours, ours.prefix), ("restic", restic, restic.prefix)]
-            tools += [("borg", borg, borg.prefix), ("rclone", rclone, rclone.prefix)]
+            every = [*tools, rclone]
             for number in range(bench.runs):
                 data.append_to_some(source, 0.01, random)
                 settle()
-                bench.round(number, [_saving(bench, "files", one, source, here) for one in tools])
+                bench.round(number, [_saving(bench, "files", one, source, here) for one in every])
             bench.measure("verify", "dsec", ours.check, here)
 
 
@@ -245,9 +239,8 @@ def large(bench: Bench, case: str) -> None:
         restic = Restic(here.store, "restic", here.folder / "restic")
         borg = Borg(here.store, "borg", here.folder / "borg")
         rclone = Rclone(here.store, "rclone")
-        tools = [("dsec", ours, ours.prefix), ("restic", restic, restic.prefix)]
-        tools.append(("borg", borg, borg.prefix))
-        every = [*tools, ("rclone", rclone, rclone.prefix)]
+        tools: list[Tool] = [ours, restic, borg]
+        every = [*tools, rclone]
         bench.round(0, [_saving(bench, f"{case}-base", one, source, here) for one in every])
         for number in range(bench.runs):
             data.change_in_place(source / "data", max(1, size // 100 // length), length, random)
@@ -269,8 +262,7 @@ def small(bench: Bench) -> None:
         ours = Dsec(here.python, "snapshots/small", here.folder / "cache")
         restic = Restic(here.store, "restic", here.folder / "restic")
         borg = Borg(here.store, "borg", here.folder / "borg")
-        tools = [("dsec", ours, ours.prefix), ("restic", restic, restic.prefix)]
-        tools.append(("borg", borg, borg.prefix))
+        tools: list[Tool] = [ours, restic, borg]
         bench.round(0, [_saving(bench, "small", one, source, here) for one in tools])
         data.append_to_some(source, 0.01, random)
         settle()
@@ -314,15 +306,9 @@ def _copying(
     return lambda: bench.measure("replicate", name, copy, both)
 
 
-def _saving(
-    bench: Bench,
-    case: str,
-    tool: tuple[str, Dsec | Restic | Borg | Rclone, str],
-    source: Path,
-    here: World,
-) -> Callable[[], None]:
-    name, one, prefix = tool
-    return lambda: bench.measure(case, name, lambda: one.save(source), here, prefix)
+def _saving(bench: Bench, case: str, tool: Tool, source: Path, here: World) -> Callable[[], None]:
+    name = type(tool).__name__.lower()
+    return lambda: bench.measure(case, name, lambda: tool.save(source), here, tool.prefix)
 
 
 def ratios(bench: Bench, case: str, over: str, under: str, what: str = "seconds") -> list[float]:

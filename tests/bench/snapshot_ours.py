@@ -29,12 +29,12 @@ async def work(order: dict[str, Any]) -> dict[str, Any]:
     """Do one thing and say what it took."""
     randomness = system_randomness()
     keys = FileKeys((("bench", bytes(32)),), randomness)
-    limits = Limits(**order.get("limits", {}))
+    limits = Limits()
     objects = S3Bytes(S3Config(**order["store"]))
     watch = Watch()
     repo = await Repository.open(objects, order["prefix"], keys, SystemClock(), randomness)
     if order["verb"] == "save":
-        cache = StatCache(Path(order["cache"])) if order.get("cache") else None
+        cache = StatCache(Path(order["cache"]))
         saved = await save(repo, [Source(Path(order["source"]))], cache=cache, limits=limits)
         answer: dict[str, Any] = {
             "manifest": saved.manifest,

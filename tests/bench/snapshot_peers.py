@@ -144,14 +144,6 @@ class Restic:
         """Back up."""
         return self._run("backup", str(source))
 
-    def check(self) -> Took:
-        """Let it verify its data."""
-        return self._run("check", "--read-data")
-
-    def restore(self, target: Path) -> Took:
-        """Restore the last one."""
-        return self._run("restore", "latest", "--target", str(target))
-
     def _run(self, *arguments: str) -> Took:
         environment = os.environ | {
             "AWS_ACCESS_KEY_ID": self.store.access_key,

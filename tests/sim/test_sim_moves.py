@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from dsec.agent.entry import Stop
 from dsec.agent.substrates.simulated import Profile
-from dsec.journal.history import Question, read
 from saving import RATE, Saving
 from sim_world import PROFILE, Sim, create
 from test_sim_compaction import SMALL, another_leads, doubles, settled, where
 from test_sim_keyed import ask
-from test_sim_preemption import submit
+from test_sim_preemption import rows, submit
 
 STATE = {"kinds": ["state"], "intervalSeconds": 300}
 GB = 10**9
@@ -65,12 +64,6 @@ async def drained(sim: Sim, node: str) -> tuple[str, str]:
     record = await sim.records.get("SandboxNode", node)
     said = [one for one in record["status"].get("conditions", []) if one["type"] == "Drained"]
     return (said[0]["reason"], said[0]["message"]) if said else ("", "")
-
-
-async def rows(sim: Sim, kind: str) -> list[Any]:
-    """Return the history rows of a kind."""
-    await sim.clock.sleep(2)
-    return [row async for row in read(sim.objects, Question(kind=kind))]
 
 
 def test_a_drain_moves_running_work_with_its_state(simulate: Simulate, monkeypatch: Patch) -> None:

@@ -7,7 +7,7 @@ by the id of their last one. The root says how much there is; its id is the mani
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -262,15 +262,10 @@ class ManifestWriter:
             self._close_node(level)
 
 
-def check_path(path: bytes) -> Iterator[bytes]:
-    """Yield the folders above a path, outermost first. Raises SnapshotDamagedError.
+def check_path(path: bytes) -> None:
+    """Raise SnapshotDamagedError unless every part of a path is a plain name.
 
-    Every part must be a plain name: who wrote the manifest may have been taken over.
+    Who wrote the manifest may have been taken over.
     """
-    parts = path.split(b"/")
-    if any(part in {b"", b".", b".."} or b"\0" in part for part in parts):
+    if any(part in {b"", b".", b".."} or b"\0" in part for part in path.split(b"/")):
         raise SnapshotDamagedError(f"the manifest has a path that leads elsewhere: {path!r}")
-    at = -1
-    for _ in parts[:-1]:
-        at = path.index(b"/", at + 1)
-        yield path[:at]

@@ -4,7 +4,6 @@ The tree may have been written by somebody hostile: nothing outside the director
 made or removed, whatever the names and links in the snapshot and in the directory say.
 """
 
-import errno
 import os
 import stat as modes
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from contextlib import suppress
 from dsec.snapshots.beneath import open_beneath, open_folder, split
 from dsec.snapshots.manifest import Entry, Kind
 
-UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM})
 FOLDER_MODE = 0o755
 """Of folders that the snapshot does not have, only what is in them."""
 

@@ -54,11 +54,9 @@ async def walk(
         async for leaf in leaves:
             for entry in leaf:
                 at = order(entry.path)
-                for _ in check_path(entry.path):
-                    pass
+                check_path(entry.path)
                 if entry.kind is Kind.HARDLINK:
-                    for _ in check_path(entry.link):
-                        pass
+                    check_path(entry.link)
                 if at <= before:
                     raise SnapshotDamagedError(f"the manifest is out of order at {entry.path!r}")
                 before = at

@@ -2,8 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 from dsec.snapshots.beneath import open_beneath, open_folder, split
 from dsec.snapshots.pieces import PIECE
@@ -45,15 +44,6 @@ class _Folders:
         self._handle, self._path = self._root, b""
 
 
-@contextmanager
-def _folders(root: int) -> Iterator[_Folders]:
-    folders = _Folders(root)
-    try:
-        yield folders
-    finally:
-        folders.close()
-
-
 def read_files(
     store: Store, root: int, files: list[tuple[bytes, int]], upper: bool
 ) -> list[Content | None]:
@@ -62,7 +52,7 @@ def read_files(
     Raises SaveError, StoppedError.
     """
     found: list[Content | None] = []
-    with _folders(root) as folders:
+    with closing(_Folders(root)) as folders:
         for path, size in files:
             store.check()
             folder, name = split(path)

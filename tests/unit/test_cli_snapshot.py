@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -195,3 +196,14 @@ def test_a_plot_needs_its_extra_or_draws(fake: Fake, tmp_path: Any) -> None:
     path = tmp_path / "lag.png"
     code = run(["snapshot", "ls", "--plot", str(path)])
     assert code == (0 if path.exists() else 2)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "", "no/such/x.png"])
+def test_a_plot_that_could_not_be_written_is_refused_before_anything_is_asked(
+    fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    """A name that is no picture's, a directory, one below a directory that is not there."""
+    assert run(["snapshot", "ls", "--plot", str(tmp_path / name)]) == 2
+    assert "--plot" in capsys.readouterr().err
+    assert fake.asked == []
+    assert list(tmp_path.iterdir()) == []

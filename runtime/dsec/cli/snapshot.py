@@ -1,6 +1,7 @@
 """`dsec snapshot`: what there is of tasks and sandboxes, and what can be done with it."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,17 +57,22 @@ def ls(
     sandbox: Annotated[str, typer.Option("--sandbox", help="Of this sandbox.")] = "",
     lineage: Annotated[str, typer.Option("--lineage", help="Of this lineage.")] = "",
     plot: Annotated[
-        str, typer.Option("--plot", help="Draw sizes and gaps into this PNG (needs matplotlib).")
-    ] = "",
+        Path | None,
+        typer.Option("--plot", help="Draw sizes and gaps into a .png, .svg or .pdf."),
+    ] = None,
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List snapshots, newest first."""
+    if plot is not None:
+        from dsec.cli.sim_run import check_plot
+
+        check_plot(plot)
     with client(project) as dsec:
         found = dsec.snapshots(experiment=experiment, sandbox=sandbox, lineage=lineage)
     for one in found.damaged:
         note(f"damaged: {one}")
-    if plot:
+    if plot is not None:
         draw(found.items, plot)
         note(f"drawn into {plot}")
     show_items(found.items, _COLUMNS, output)
@@ -266,16 +272,11 @@ def words(one: "Snapshot") -> list[str]:
     return lines
 
 
-def draw(items: "list[Snapshot]", path: str) -> None:
-    """Draw sizes and the gaps between snapshots over time. Raises BadParameter."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        why = "matplotlib is not installed; it is in the extra `plot` of dsec"
-        raise typer.BadParameter(why, param_hint="--plot") from None
+def draw(items: "list[Snapshot]", path: Path) -> None:
+    """Draw sizes and the gaps between snapshots over time."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 6))
-    FigureCanvasAgg(figure)
     sizes, gaps = figure.subplots(2, 1, sharex=True)
     lineages: dict[str, list[Any]] = {}
     for one in sorted(items, key=lambda item: item.ref.created):

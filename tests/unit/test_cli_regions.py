@@ -1,5 +1,6 @@
 """`dsec snapshot replicate` and `dsec failover`: what they say, and how they end."""
 
+import io
 import json
 from typing import Any
 
@@ -140,6 +141,25 @@ def test_failover_rehearses_asks_and_tells(cli: Cli, regions: Regions) -> None:
     assert regions.calls[-1]["why"] == "fire"
     answer = json.loads(cli("failover", "a", "-y", "-o", "json")[1])
     assert answer["rows"][0]["made"]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        ("n\n", codes.EXIT_FAILED, "nothing was changed"),
+        ("", codes.EXIT_INTERRUPTED, "interrupted"),
+    ],
+)
+def test_a_failover_without_a_yes_is_no_fault_of_dsec(
+    cli: Cli, regions: Regions, monkeypatch: pytest.MonkeyPatch, *, said: str, code: int, words: str
+) -> None:
+    """A no is a no; nobody there to answer ends it, too. Data alone goes to standard output."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    found, out, err = cli("failover", "a", "-o", "json")
+    assert (found, out.strip()) == (code, "")
+    assert words in err
+    assert "fault" not in err
+    assert regions.calls == []
 
 
 def test_what_could_not_be_taken_over_is_a_failure(cli: Cli, regions: Regions) -> None:

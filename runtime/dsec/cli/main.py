@@ -139,7 +139,7 @@ def run(args: list[str]) -> int:
         code = get_command(app)(args, prog_name="dsec", standalone_mode=False)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_FAILED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # the latter: a question got no answer
         print("dsec: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001  the last net: a user never sees a traceback

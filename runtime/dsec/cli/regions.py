@@ -58,7 +58,7 @@ def replicate(
         bool, typer.Option("--rehearse", help="Say what waits to be copied; copy nothing.")
     ] = False,
     wait: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait for the end of the cycle.")
+        float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the cycle.")
     ] = 600.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -149,9 +149,10 @@ def failover(
     Exit code 1 where something could not be taken over.
     """
     if not (rehearse or yes):
-        typer.confirm(
-            f"Region {lost} will not get its tasks back by itself. Is it lost?", abort=True
-        )
+        asked = f"Region {lost} will not get its tasks back by itself. Is it lost?"
+        if not typer.confirm(asked, err=True):
+            note("nothing was changed")
+            raise typer.Exit(EXIT_FAILED)
     with client(patience=PATIENCE) as dsec:
         answer = dsec.failover(
             lost, projects=project or [], rehearse=rehearse, verify=verify, why=why

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.snapshots.layout import under
-from dsec.snapshots.steady import DamagedError, create, read, replace
+from dsec.snapshots.steady import DamagedError, read, write
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
 ATTEMPTS = 4
@@ -37,10 +37,6 @@ async def remember(
             return [list(one) for one in sorted(old)]
         fresh = Bound(regions=[list(one) for one in sorted(old | regions)])
         data = fresh.model_dump_json(by_alias=True).encode()
-        if known is None:
-            done = await create(objects, key, data)
-        else:
-            done = await replace(objects, key, data, known[1])
-        if done:
+        if await write(objects, key, data, known[1] if known else None):
             return fresh.regions
     raise ObjectStoreError(f"{key}: changes too often")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.snapshots.layout import under
-from dsec.snapshots.steady import DamagedError, create, read, remove, replace
+from dsec.snapshots.steady import DamagedError, read, remove, write
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
 ATTEMPTS = 4
@@ -58,13 +58,9 @@ async def write_card(objects: ObjectStore, prefix: str, card: Card) -> bool:
         except DamagedError:
             await remove(objects, key)
             continue
-        if known is None:
-            if await create(objects, key, data.encode()):
-                return True
-            continue
-        if _rank(known[0]) >= _rank(card):
+        if known is not None and _rank(known[0]) >= _rank(card):
             return False
-        if await replace(objects, key, data.encode(), known[1]):
+        if await write(objects, key, data.encode(), known[1] if known else None):
             return True
     raise ObjectStoreError(f"{key}: changes too often")
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dsec.api.base import WireModel
 from dsec.snapshots.layout import check_lineage, under
-from dsec.snapshots.steady import DamagedError, create, read, replace
+from dsec.snapshots.steady import DamagedError, read, write
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
 ATTEMPTS = 4
@@ -75,9 +75,7 @@ async def take_home(objects: ObjectStore, prefix: str, wanted: Home) -> Home:
                 f"{wanted.root}: epoch {other.epoch} belongs to {other.region} since "
                 f"{other.at:%Y-%m-%d %H:%M:%S} UTC ({other.who or 'unknown'}: {other.why or '-'})"
             )
-        if known is None and await create(objects, key, data):
-            return wanted
-        if known is not None and await replace(objects, key, data, known[1]):
+        if await write(objects, key, data, known[1] if known else None):
             return wanted
     raise ObjectStoreError(f"{key}: changes too often")
 
@@ -94,9 +92,7 @@ async def carry_home(target: ObjectStore, prefix: str, home: Home) -> Home:
         known = await _read(target, key)
         if known is not None and _rank(known[0]) >= _rank(home):
             return known[0]
-        if known is None and await create(target, key, data):
-            return home
-        if known is not None and await replace(target, key, data, known[1]):
+        if await write(target, key, data, known[1] if known else None):
             return home
     raise ObjectStoreError(f"{key}: changes too often")
 

@@ -21,9 +21,9 @@ from dsec.api.base import WireModel
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.layout import under
 from dsec.snapshots.sealing import name_object
-from dsec.snapshots.steady import DamagedError, create, read, remove, replace
+from dsec.snapshots.steady import DamagedError, create, read, remove, size_of, write
 from dsec.world.clock import Clock, Randomness
-from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStore, ObjectStoreError
+from dsec.world.objects import ObjectInfo, ObjectStore, ObjectStoreError
 
 BEAT_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -146,7 +146,12 @@ async def confirm(
             # what went may be there again: a copy from another region has the same name
             there = {info.key.rpartition("/")[2] for info in await _packs(objects, prefix)}
             if missing := needed - there:
-                missing = {pack for pack in missing if not await _exists(objects, prefix, pack)}
+                # a list can be old
+                missing = {
+                    pack
+                    for pack in missing
+                    if await size_of(objects, pack_key(prefix, pack)) is None
+                }
                 if missing:
                     raise DoomedError(missing)
         return
@@ -188,10 +193,8 @@ async def write_state(objects: ObjectStore, prefix: str, state: GcState, etag: s
 
     Raises ObjectStoreError where the outcome is unknown.
     """
-    key, data = state_key(prefix), state.model_dump_json(by_alias=True).encode()
-    if etag is None:
-        return await create(objects, key, data)
-    return await replace(objects, key, data, etag)
+    data = state.model_dump_json(by_alias=True).encode()
+    return await write(objects, state_key(prefix), data, etag)
 
 
 async def leases(objects: ObjectStore, prefix: str) -> list[Lease]:
@@ -218,15 +221,6 @@ def _after(state: GcState, doomed: list[str]) -> GcState:
 
 async def _packs(objects: ObjectStore, prefix: str) -> list[ObjectInfo]:
     return await objects.list(under(prefix, "packs/"))
-
-
-async def _exists(objects: ObjectStore, prefix: str, pack: str) -> bool:
-    """Return whether a pack is there, by its name: a list can be old."""
-    try:
-        await objects.size(pack_key(prefix, pack))
-    except NotFoundError:
-        return False
-    return True
 
 
 def _body(lease: Lease) -> bytes:

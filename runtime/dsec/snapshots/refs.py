@@ -21,7 +21,7 @@ from dsec.api.base import WireModel
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.homes import home_of, root_of
 from dsec.snapshots.layout import check_lineage, name_of, under
-from dsec.snapshots.steady import DamagedError, create, read, remove, replace
+from dsec.snapshots.steady import DamagedError, create, read, remove, write
 from dsec.world.objects import NotFoundError, ObjectInfo, ObjectStore, ObjectStoreError
 
 M = TypeVar("M", bound=WireModel)
@@ -275,12 +275,7 @@ async def pin(objects: ObjectStore, prefix: str, wanted: Pin) -> None:
     """
     key = pin_key(prefix, check_lineage(wanted.lineage), wanted.seq)
     for _ in range(ATTEMPTS):
-        etag = await _etag(objects, key)
-        if etag is None:
-            done = await create(objects, key, body_of(wanted))
-        else:
-            done = await replace(objects, key, body_of(wanted), etag)
-        if done:
+        if await write(objects, key, body_of(wanted), await _etag(objects, key)):
             break
     else:
         raise ObjectStoreError(f"{key}: changes too often")

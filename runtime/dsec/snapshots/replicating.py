@@ -40,7 +40,7 @@ from dsec.snapshots.refs import (
 from dsec.snapshots.repository import About
 from dsec.snapshots.sealing import name_object
 from dsec.snapshots.standing import Standing, buried, identity_of, lost, rank, standing
-from dsec.snapshots.steady import DamagedError, create, read, remove, replace
+from dsec.snapshots.steady import DamagedError, create, read, remove, replace, size_of
 from dsec.world.clock import Clock, Randomness
 from dsec.world.objects import NotFoundError, ObjectStore, ObjectStoreError, PreconditionError
 
@@ -212,7 +212,7 @@ class Copier:
                 # a list may be late: the object itself has the last word
                 size = stored.get(key)
                 if key not in failed and size != wanted[key]:
-                    size = await self._size(key)
+                    size = await size_of(self.target, key)
                     if size != wanted[key]:
                         why = f"{size} bytes are there instead of {wanted[key]}"
                         done.failed.append(Damaged(key, why))
@@ -255,11 +255,11 @@ class Copier:
         try:
             await self.target.put_if_absent(key, data)
         except PreconditionError:
-            if await self._size(key) == len(data):
+            if await size_of(self.target, key) == len(data):
                 return False
         except ObjectStoreError:
             # written or not: its size tells
-            if await self._size(key) != len(data):
+            if await size_of(self.target, key) != len(data):
                 raise
             return True
         else:
@@ -267,7 +267,7 @@ class Copier:
                 return True
         # cut short on its way in: the name says what belongs there, so it may be replaced
         await self.target.put(key, data)
-        if await self._size(key) != len(data):
+        if await size_of(self.target, key) != len(data):
             raise ObjectStoreError(f"{key}: stored cut short")
         return True
 
@@ -360,12 +360,6 @@ class Copier:
     async def _sizes(self, store: ObjectStore, part: str) -> dict[str, int]:
         found = await store.list(under(self.prefix, part, ""))
         return {info.key: info.size for info in found}
-
-    async def _size(self, key: str) -> int | None:
-        try:
-            return await self.target.size(key)
-        except NotFoundError:
-            return None
 
 
 class _BadError(Exception):

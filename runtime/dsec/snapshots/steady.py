@@ -44,9 +44,8 @@ async def read(objects: ObjectStore, key: str, model: type[M]) -> tuple[M, str] 
             longest, why = max(longest, len(data)), str(failure.errors()[0]["msg"])
     if not why:
         raise problem
-    try:
-        size = await objects.size(key)
-    except NotFoundError:
+    size = await size_of(objects, key)
+    if size is None:
         return None
     if longest < size:
         raise ObjectStoreError(f"{key}: its body never comes whole")
@@ -58,12 +57,12 @@ async def create(objects: ObjectStore, key: str, data: bytes) -> bool:
 
     Raises ObjectStoreError where the outcome is unknown.
     """
-    return await _write(objects, key, data, None)
+    return await write(objects, key, data, None)
 
 
 async def replace(objects: ObjectStore, key: str, data: bytes, etag: str) -> bool:
     """Replace one version; False: another was faster. Idempotent. Raises ObjectStoreError."""
-    return await _write(objects, key, data, etag)
+    return await write(objects, key, data, etag)
 
 
 async def remove(objects: ObjectStore, key: str) -> None:
@@ -79,7 +78,8 @@ async def remove(objects: ObjectStore, key: str) -> None:
     raise ObjectStoreError(f"{key}: cannot be deleted") from problem
 
 
-async def _write(objects: ObjectStore, key: str, data: bytes, etag: str | None) -> bool:
+async def write(objects: ObjectStore, key: str, data: bytes, etag: str | None) -> bool:
+    """Replace the version that was read, or create where none was: as `replace` and `create`."""
     problem: Exception = ObjectStoreError(f"{key}: no answer")
     for _ in range(ATTEMPTS):
         try:
@@ -103,13 +103,14 @@ async def _write(objects: ObjectStore, key: str, data: bytes, etag: str | None) 
             # cut short on its way in, or only on its way out: ours either way
             etag = now
         elif now != etag:
-            size = await _size(objects, key)
+            size = await size_of(objects, key)
             if size is None or size == len(stored):
                 return False
     raise ObjectStoreError(f"{key}: cannot tell whether it was written: {problem}") from problem
 
 
-async def _size(objects: ObjectStore, key: str) -> int | None:
+async def size_of(objects: ObjectStore, key: str) -> int | None:
+    """Return an object's size in bytes; None: it does not exist. Raises ObjectStoreError."""
     try:
         return await objects.size(key)
     except NotFoundError:

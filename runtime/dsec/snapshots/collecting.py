@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from dsec.api.snapshot import SnapshotRef
-from dsec.snapshots.layout import name_of, under
+from dsec.snapshots.layout import name_of
 from dsec.snapshots.leases import (
     PATIENCE_SECONDS,
     GcState,
@@ -29,6 +29,7 @@ from dsec.snapshots.leases import (
     lease_key,
     leases,
     pack_key,
+    packs_of,
     read_state,
     write_state,
 )
@@ -125,7 +126,7 @@ class Collector:
                 return state
             await self._look()
             # in this order: a pack that is listed and a reference that comes later are never missed
-            packs = await self._packs()
+            packs = await packs_of(self.objects, self.prefix)
             live, broken = await self._live()
             doomed = sorted(packs.keys() - live)
             marked = GcState(epoch=state.epoch + 1, phase=Phase.WAITING, doomed=doomed)
@@ -172,7 +173,7 @@ class Collector:
         return tuple(before)
 
     async def _finish(self, state: GcState) -> Swept:
-        sizes = await self._packs()
+        sizes = await packs_of(self.objects, self.prefix)
         if state.doomed and self.forget is not None:
             await self.forget(state.doomed)
         gate = asyncio.Semaphore(DELETES)
@@ -189,10 +190,6 @@ class Collector:
         await self._clear_dead()
         gone = tuple(pack for pack in state.doomed if pack in sizes)
         return Swept(gone, sum(sizes[pack] for pack in gone), broken=tuple(sorted(self._broken)))
-
-    async def _packs(self) -> dict[str, int]:
-        found = await self.objects.list(under(self.prefix, "packs/"))
-        return {info.key.rpartition("/")[2]: info.size for info in found}
 
     async def _live(self) -> tuple[set[str], frozenset[str]]:
         """Return every pack that a reference or a reader needs, and which of those are broken."""

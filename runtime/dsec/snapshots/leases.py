@@ -23,7 +23,7 @@ from dsec.snapshots.layout import under
 from dsec.snapshots.sealing import name_object
 from dsec.snapshots.steady import DamagedError, create, read, remove, size_of, write
 from dsec.world.clock import Clock, Randomness
-from dsec.world.objects import ObjectInfo, ObjectStore, ObjectStoreError
+from dsec.world.objects import ObjectStore, ObjectStoreError
 
 BEAT_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -144,16 +144,11 @@ async def confirm(
                 continue
         if state.epoch != epoch or lost:
             # what went may be there again: a copy from another region has the same name
-            there = {info.key.rpartition("/")[2] for info in await _packs(objects, prefix)}
-            if missing := needed - there:
-                # a list can be old
-                missing = {
-                    pack
-                    for pack in missing
-                    if await size_of(objects, pack_key(prefix, pack)) is None
-                }
-                if missing:
-                    raise DoomedError(missing)
+            missing = needed - (await packs_of(objects, prefix)).keys()
+            # a list can be old
+            gone = [one for one in missing if await size_of(objects, pack_key(prefix, one)) is None]
+            if gone:
+                raise DoomedError(gone)
         return
     raise ObjectStoreError(f"{state_key(prefix)}: changes too often")
 
@@ -171,6 +166,12 @@ def lease_key(prefix: str, lease: str) -> str:
 def pack_key(prefix: str, pack: str) -> str:
     """Return the key of a pack, by its name: the hash of its bytes."""
     return under(prefix, "packs", pack[:2], pack)
+
+
+async def packs_of(objects: ObjectStore, prefix: str) -> dict[str, int]:
+    """Return the sizes of all packs that are stored, by their names. Raises ObjectStoreError."""
+    found = await objects.list(under(prefix, "packs/"))
+    return {info.key.rpartition("/")[2]: info.size for info in found}
 
 
 async def read_state(objects: ObjectStore, prefix: str) -> tuple[GcState, str | None]:
@@ -217,10 +218,6 @@ async def leases(objects: ObjectStore, prefix: str) -> list[Lease]:
 
 def _after(state: GcState, doomed: list[str]) -> GcState:
     return GcState(epoch=state.epoch, phase=state.phase, doomed=doomed)
-
-
-async def _packs(objects: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    return await objects.list(under(prefix, "packs/"))
 
 
 def _body(lease: Lease) -> bytes:

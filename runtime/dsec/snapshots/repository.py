@@ -18,7 +18,7 @@ from dsec.snapshots import packs
 from dsec.snapshots.index import Index, Table, decode, encode, joined, without
 from dsec.snapshots.keys import KeySource, WrappedKey, fresh_key
 from dsec.snapshots.layout import under
-from dsec.snapshots.leases import pack_key, read_state
+from dsec.snapshots.leases import pack_key, packs_of, read_state
 from dsec.snapshots.sealing import (
     SALT_BYTES,
     SnapshotDamagedError,
@@ -266,10 +266,7 @@ class Repository:
 
         Raises SnapshotDamagedError for one whose footer cannot be read, ObjectStoreError.
         """
-        for info in await persist(
-            self.clock, lambda: self.objects.list(under(self.prefix, "packs/"))
-        ):
-            name = info.key.rpartition("/")[2]
+        for name in await persist(self.clock, lambda: packs_of(self.objects, self.prefix)):
             if name not in doomed and not self.index.knows_pack(bytes.fromhex(name)):
                 raise SnapshotDamagedError(
                     f"pack {name} is in no index, and its footer cannot be read: the index is not "
@@ -294,7 +291,7 @@ class Repository:
             await self._adopt(avoid)
 
     async def _adopt(self, avoid: Collection[str]) -> None:
-        found = await persist(self.clock, lambda: self.objects.list(under(self.prefix, "packs/")))
+        found = await persist(self.clock, lambda: packs_of(self.objects, self.prefix))
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def read(name: bytes, size: int) -> Table | None:
@@ -304,10 +301,9 @@ class Repository:
                 return None
 
         lost = []
-        for info in found:
-            name = info.key.rpartition("/")[2]
+        for name, size in found.items():
             if name not in avoid and not self.index.knows_pack(bytes.fromhex(name)):
-                lost.append(read(bytes.fromhex(name), info.size))
+                lost.append(read(bytes.fromhex(name), size))
         for table in await asyncio.gather(*lost):
             if table is not None:
                 self.index.add(table)

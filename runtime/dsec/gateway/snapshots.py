@@ -4,6 +4,7 @@ References are read from the store at each call: what is told exists. A tenant s
 repository alone, and a project only what was taken of it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
@@ -75,10 +76,12 @@ async def list_all(call: Call) -> Response:
     now = call.gateway.clock.now()
     why = {(one.lineage, one.seq): one for one in held if one.holds(now)}
     task = query.get("experiment", "")
+    own = [
+        ref for ref in listed.refs if ref.project == call.project and task in ("", ref.experiment)
+    ]
+    living = await _living(call, own)
     items = []
-    for ref in sorted(listed.refs, key=lambda one: one.created, reverse=True):
-        if ref.project != call.project or task not in ("", ref.experiment):
-            continue
+    for ref in sorted(own, key=lambda one: one.created, reverse=True):
         kept = why.get((ref.lineage, ref.seq))
         items.append(
             Snapshot(
@@ -86,7 +89,7 @@ async def list_all(call: Call) -> Response:
                 ref=ref.model_copy(update={"spec": {}, "sealed": ""}),
                 pinned=kept is not None,
                 pinned_why=kept.why if kept is not None else "",
-                live=await _live(call, ref) is not None,
+                live=ref.lineage in living,
             )
         )
     damaged = [f"{one.key}: {one.why}" for one in listed.damaged]
@@ -99,7 +102,7 @@ async def read(call: Call) -> Response:
     held = await pins(call.gateway.objects, place.prefix, place.ref.lineage)
     now = call.gateway.clock.now()
     kept = [one for one in held if one.seq == place.ref.seq and one.holds(now)]
-    live = await _live(call, place.ref) is not None
+    live = place.ref.lineage in await _living(call, [place.ref])
     why = kept[0].why if kept else ""
     ref = place.ref.model_copy(update={"sealed": ""})
     shown = Snapshot(name=place.name, ref=ref, pinned=bool(kept), pinned_why=why, live=live)
@@ -236,7 +239,7 @@ async def restore(call: Call) -> Response:
     """Go on from a snapshot: what lives is put back to it, a direct sandbox that ended is made."""
     asked, place = await call.model(RestoreCall), await _place(call)
     ref = place.ref
-    live = await _live(call, ref)
+    live = (await _living(call, [ref])).get(ref.lineage)
     if live is not None:
         wanted = RestoreFrom(lineage=ref.lineage, seq=ref.seq, any_image=asked.any_image)
         await _move(call, live.id, MoveVerb.PUT_BACK, restore=wanted)
@@ -376,19 +379,17 @@ async def _binding(call: Call, sandbox: str) -> Binding:
     return binding
 
 
-async def _live(call: Call, ref: SnapshotRef) -> Binding | None:
-    """Return what goes on of a snapshot's lineage; None: it has ended."""
+async def _living(call: Call, refs: Iterable[SnapshotRef]) -> dict[str, Binding]:
+    """Return what goes on of the experiments and sandboxes of snapshots, by lineage."""
     state = (await call.gateway.views.fresh_log()).state
-    kind, owner, *_ = ref.lineage.split("/")
-    known = state.of_experiment(owner) if kind == "exp" else [state.by_id.get(owner)]
-    return next(
-        (
-            one
-            for one in reversed(known)
-            if one is not None and one.live and lineage_of(one.spec.identity) == ref.lineage
-        ),
-        None,
-    )
+    found = {}
+    for kind, owner in {tuple(ref.lineage.split("/")[:2]) for ref in refs}:
+        known = state.of_experiment(owner) if kind == "exp" else [state.by_id.get(owner)]
+        # oldest first: the newest stays
+        for one in known:
+            if one is not None and one.live:
+                found[lineage_of(one.spec.identity)] = one
+    return found
 
 
 async def _repository(call: Call, place: Place) -> Repository:

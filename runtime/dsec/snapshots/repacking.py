@@ -12,22 +12,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from dsec.snapshots.fetching import Fetcher, locate, parse_id
-from dsec.snapshots.index import PackName, Table, Where, encode, joined
-from dsec.snapshots.layout import under
+from dsec.snapshots.index import PackName, Table, Where, joined
 from dsec.snapshots.leases import leases, working
 from dsec.snapshots.limits import Limits, Pace
 from dsec.snapshots.packs import PackBuilder, open_frame
 from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.refs import list_refs, parked
-from dsec.snapshots.repository import INDEX, Repository
+from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import (
     ID_BYTES,
     SALT_BYTES,
     SnapshotDamagedError,
     cipher,
     name_blob,
-    name_object,
-    seal_whole,
 )
 from dsec.snapshots.walking import read_root, rows_of, walk
 
@@ -195,12 +192,9 @@ class _Mover:
         """Send what is left, and say in the index where everything is now."""
         if not self._builder.empty:
             await self._send()
-        repo = self._repo
-        salt = repo.randomness.randbytes(SALT_BYTES)
-        body = seal_whole(repo.keys, salt, encode(joined(self._tables)), INDEX)
         # sorts before every date, and before what was repacked earlier: found first
-        left = 10**17 - int(repo.clock.now().timestamp() * 1_000_000)
-        await repo.create(under(repo.prefix, "index", f"0{left:017d}-{name_object(body)}"), body)
+        left = 10**17 - int(self._repo.clock.now().timestamp() * 1_000_000)
+        _, body = await self._repo.write_table(joined(self._tables), f"0{left:017d}")
         self.written += len(body)
 
     async def _send(self) -> None:

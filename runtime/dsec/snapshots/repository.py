@@ -229,7 +229,7 @@ class Repository:
             return 0
         adopted = list(self._adopted)
         table = joined([*adopted, *tables])
-        key, body = await self._write_table(table)
+        key, body = await self.write_table(table)
         async with self._turn:
             self._known[key] = table
             if not all(self.index.knows_pack(pack.name) for pack in table.packs):
@@ -254,7 +254,7 @@ class Repository:
         size = sum(len(one.ids) for one in tables)
         kept = await _apart(size, lambda: without(joined(tables), gone))
         if kept.packs:
-            key, _ = await self._write_table(kept)
+            key, _ = await self.write_table(kept)
             old.pop(key, None)
         for name in old:
             await persist(self.clock, lambda name=name: self.objects.delete(name))  # type: ignore[misc]
@@ -348,13 +348,17 @@ class Repository:
                 return stored
         raise SnapshotDamagedError(f"{key} is damaged: its content is not what its name says")
 
-    async def _write_table(self, table: Table) -> tuple[str, bytes]:
+    async def write_table(self, table: Table, place: str = "") -> tuple[str, bytes]:
+        """Store an index object, and return its key and its bytes. Raises ObjectStoreError.
+
+        `place`: what it sorts by among the others, without "-"; empty: the time.
+        """
         salt = self.randomness.randbytes(SALT_BYTES)
         body = await _apart(
             len(table.ids), lambda: seal_whole(self.keys, salt, encode(table), INDEX)
         )
-        stamp = self.clock.now().strftime("%Y%m%dT%H%M%S%fZ")
-        key = under(self.prefix, "index", f"{stamp}-{name_object(body)}")
+        place = place or self.clock.now().strftime("%Y%m%dT%H%M%S%fZ")
+        key = under(self.prefix, "index", f"{place}-{name_object(body)}")
         await self.create(key, body)
         return key, body
 

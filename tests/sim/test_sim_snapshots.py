@@ -74,6 +74,10 @@ def test_people_see_take_and_go_on_from_snapshots() -> None:
             changed = await ok(sim.client.get(at(names[2], f"/diff?with={quote(names[0])}")))
             assert [one["path"] for one in changed["items"]] == ["workspace/state.json"]
             assert (changed["changed"], changed["before"]) == (1, names[0])
+            for question in ("", "?with="):
+                # compared with itself it would always be the same
+                alone = await sim.client.get(at(names[2], f"/diff{question}"))
+                assert (alone.status_code, "with: snapshot ''" in alone.text) == (422, True)
             shown = await ok(sim.client.get(at(names[0])))
             assert shown["ref"]["spec"]["identity"]["id"] == id_
             # pinned it stays

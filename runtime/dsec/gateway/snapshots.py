@@ -137,7 +137,7 @@ async def check(call: Call) -> Response:
 async def diff(call: Call) -> Response:
     """Return how a snapshot differs from another of the same tenant, `with`."""
     place = await _place(call)
-    other = await _place(call, call.request.query_params.get("with", ""))
+    other = await _place(call, call.request.query_params.get("with", ""), "with")
     older, newer = sorted((other, place), key=lambda one: one.ref.created)
     try:
         found = await compare(
@@ -356,14 +356,14 @@ def _create(call: Call, place: Place, spec: SandboxSpec, key: str) -> KeyedCreat
     )
 
 
-async def _place(call: Call, name: str = "") -> Place:
-    """Return the snapshot that a call names. Raises ApiError 404, 422."""
-    name = name or call.path("ref")
+async def _place(call: Call, name: str | None = None, field: str = "snapshot") -> Place:
+    """Return the snapshot that a call names, by default in its path. Raises ApiError 404, 422."""
+    name = call.path("ref") if name is None else name
     prefix = prefix_of(call.gateway.tenant_of(call.project)[0])
     try:
         lineage, seq = parse_name(name)
     except ValueError as problem:
-        raise invalid("snapshot", name[:200], "LINEAGE@NUMBER", str(problem)) from problem
+        raise invalid(field, name[:200], "LINEAGE@NUMBER", str(problem)) from problem
     found = await read_ref(call.gateway.objects, prefix, ref_key(prefix, lineage, seq))
     if found is None or (isinstance(found, SnapshotRef) and found.project != call.project):
         raise not_found(f"snapshot {name} of project {call.project}")

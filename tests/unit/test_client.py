@@ -160,6 +160,21 @@ async def test_errors_are_typed(client: AsyncClient, gateway: FakeGateway) -> No
             await stranger.list()
 
 
+@pytest.mark.parametrize(("how", "kind"), [("node", "nodes"), ("pool", "pools")])
+async def test_a_drain_is_of_what_was_named_and_of_nothing_else(how: str, kind: str) -> None:
+    """A name that leads elsewhere as a path stays one part of it."""
+    asked: list[bytes] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.raw_path)
+        return httpx2.Response(202, json={"nodes": []})
+
+    context = Context(server="http://gateway", api_key=KEY)
+    async with AsyncClient(context, inner=httpx2.MockTransport(answer)) as client:
+        await client.drain(**{how: "a/../b?c#d"}, undo=True)
+    assert asked == [f"/v1/{kind}/a%2F..%2Fb%3Fc%23d/drain".encode()]
+
+
 async def test_an_absent_server_is_unreachable() -> None:
     """Nothing listens on port 1; nothing was changed, and the error says so."""
     async with AsyncClient(Context(server="http://127.0.0.1:1"), patience=0.2) as client:

@@ -1,6 +1,6 @@
 """The verbs about snapshots, and about where a sandbox is."""
 
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
@@ -128,7 +128,7 @@ class SnapshotVerbs(Caller):
     ) -> Record:
         """Empty a node, or all nodes of a pool; `undo` lets work come back. For operators."""
         kind, name = ("nodes", node) if node else ("pools", pool)
-        path = f"/v1/{kind}/{name}/drain"
+        path = f"/v1/{kind}/{quote(name, safe='')}/drain"
         return await self._record(path, checked(DrainCall, evict=evict, undo=undo))
 
     async def _record(self, path: str, body: BaseModel) -> Record:

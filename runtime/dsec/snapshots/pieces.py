@@ -23,6 +23,11 @@ def unpack(data: bytes) -> Iterator[Piece]:
     return PIECE.iter_unpack(data)
 
 
+def blobs_in(row: bytes) -> Iterator[bytes]:
+    """Yield the ids of the blobs that a packed row takes slices of."""
+    return (blob for blob, _, _ in PIECE.iter_unpack(row) if blob != HOLE)
+
+
 class Row:
     """Pieces in the making; what continues the piece before becomes one with it."""
 

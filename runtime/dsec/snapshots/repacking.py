@@ -7,26 +7,19 @@ and readers safe.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from dsec.snapshots.fetching import Fetcher, locate, parse_id
+from dsec.snapshots.fetching import locate
 from dsec.snapshots.index import PackName, Table, Where, joined
 from dsec.snapshots.leases import leases, working
 from dsec.snapshots.limits import Limits, Pace
 from dsec.snapshots.packs import PackBuilder, open_frame
-from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.refs import list_refs, parked
 from dsec.snapshots.repository import Repository
-from dsec.snapshots.sealing import (
-    ID_BYTES,
-    SALT_BYTES,
-    SnapshotDamagedError,
-    cipher,
-    name_blob,
-)
-from dsec.snapshots.walking import read_root, rows_of, walk
+from dsec.snapshots.sealing import SALT_BYTES, SnapshotDamagedError, cipher, name_blob
+from dsec.snapshots.walking import needed_blobs
 
 LIVE_SHARE = 0.5
 """A pack of which less is needed moves: at a half, a move frees as much as it writes."""
@@ -97,32 +90,12 @@ async def _live(repo: Repository) -> dict[bytes, Places]:
     aside = await parked(repo.objects, repo.prefix)
     found: dict[bytes, Places] = defaultdict(dict)
     for manifest in sorted({ref.manifest for ref in (*listed.refs, *aside, *held)}):
-        async with aclosing(_blobs(repo, manifest)) as blobs:
-            async for blob in blobs:
-                where = locate(repo, blob)
-                found[where.pack.name][blob] = where
+        async with aclosing(needed_blobs(repo, manifest)) as needed:
+            async for blobs in needed:
+                for blob in blobs:
+                    where = locate(repo, blob)
+                    found[where.pack.name][blob] = where
     return found
-
-
-async def _blobs(repo: Repository, manifest: str) -> AsyncGenerator[bytes, None]:
-    """Yield the id of every blob that a snapshot needs; some more than once."""
-    fetcher = Fetcher(repo, Limits())
-    nodes = {parse_id(manifest)}
-    try:
-        root = await read_root(repo, fetcher, manifest)
-        async with aclosing(walk(repo, fetcher, root, nodes)) as entries:
-            async for entry in entries:
-                for at in range(0, len(entry.lists), ID_BYTES):
-                    yield entry.lists[at : at + ID_BYTES]
-                async with aclosing(rows_of(repo, fetcher, entry)) as rows:
-                    async for row in rows:
-                        for blob, _, _ in PIECE.iter_unpack(row):
-                            if blob != HOLE:
-                                yield blob
-        for blob in nodes:
-            yield blob
-    finally:
-        fetcher.close()
 
 
 def _emptiest(

@@ -13,12 +13,12 @@ from dsec.snapshots.jobs import blocks_read, keep_files, read_batch, read_files,
 from dsec.snapshots.leafcache import KnownLeaf
 from dsec.snapshots.limits import SMALLEST_PACK
 from dsec.snapshots.manifest import FILE, Entry, Kind, ManifestWriter
-from dsec.snapshots.pieces import PIECE
+from dsec.snapshots.pieces import PIECE, blobs_in
 from dsec.snapshots.scanning import Found, SaveError, Source, attributes, open_source, scan
 from dsec.snapshots.sealing import ID_BYTES
 from dsec.snapshots.statcache import KnownSegment, Reader, Remembered, StatCache, pack_stat
 from dsec.snapshots.storing import LOOK_SECONDS, Lane, Store
-from dsec.snapshots.waiting import Part, Reused, Small, Tree, Waiting, blobs_in, is_ready
+from dsec.snapshots.waiting import Part, Reused, Small, Tree, Waiting, is_ready
 
 BATCH_FILES, BATCH_BYTES = 256, 1 << 20
 TINY = 8 << 10

@@ -1,12 +1,10 @@
 """What stands in line in a save: entries, parts of large files, leaves."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dsec.snapshots.leafcache import KnownLeaf
 from dsec.snapshots.manifest import Entry
-from dsec.snapshots.pieces import HOLE, PIECE
 from dsec.snapshots.scanning import Source
 from dsec.snapshots.segments import Segment
 from dsec.snapshots.statcache import KnownSegment
@@ -67,11 +65,6 @@ class Tree:
     batch_bytes: int = 0
     slow: int = 0
     """So many batches more are read by workers."""
-
-
-def blobs_in(row: bytes) -> Iterator[bytes]:
-    """Yield the ids of the blobs that a packed row takes slices of."""
-    return (blob for blob, _, _ in PIECE.iter_unpack(row) if blob != HOLE)
 
 
 def is_ready(one: Waiting | Part | Reused) -> bool:

@@ -15,7 +15,7 @@ from dsec.snapshots.manifest import (
     decode_root,
     order,
 )
-from dsec.snapshots.pieces import HOLE, PIECE
+from dsec.snapshots.pieces import PIECE, blobs_in
 from dsec.snapshots.repository import Repository
 from dsec.snapshots.sealing import ID_BYTES, SnapshotDamagedError
 
@@ -98,7 +98,7 @@ async def rows_of(repo: Repository, fetcher: Fetcher, entry: Entry) -> AsyncGene
     if entry.pieces:
         size += _length(entry.pieces, entry)
         yield entry.pieces
-    ids = [entry.lists[at : at + ID_BYTES] for at in range(0, len(entry.lists), ID_BYTES)]
+    ids = _lists(entry)
     for at in range(0, len(ids), LISTS_AT_ONCE):
         for row in await read_blobs(fetcher, repo, ids[at : at + LISTS_AT_ONCE]):
             size += _length(row, entry)
@@ -107,40 +107,44 @@ async def rows_of(repo: Repository, fetcher: Fetcher, entry: Entry) -> AsyncGene
         raise SnapshotDamagedError(f"{entry.path!r} has pieces for {size} of {entry.size} bytes")
 
 
+def _lists(entry: Entry) -> list[bytes]:
+    return [entry.lists[at : at + ID_BYTES] for at in range(0, len(entry.lists), ID_BYTES)]
+
+
 def _length(row: bytes, entry: Entry) -> int:
     if len(row) % PIECE.size:
         raise SnapshotDamagedError(f"{entry.path!r} has half a piece")
     return sum(length for _, _, length in PIECE.iter_unpack(row))
 
 
-async def needed_packs(repo: Repository, manifest: str) -> set[str]:
-    """Return the hex names of all packs that a snapshot needs.
+async def needed_blobs(repo: Repository, manifest: str) -> AsyncGenerator[set[bytes], None]:
+    """Yield the ids of all blobs that a snapshot needs, a few at a time, some more than once.
 
     Raises GoneError where something of it exists no more, SnapshotDamagedError, ObjectStoreError.
     """
     fetcher = Fetcher(repo, Limits())
-    packs: set[bytes] = set()
-
-    def take(ids: set[bytes]) -> None:
-        for blob in ids:
-            packs.add(locate(repo, blob).pack.name)
-
     try:
         root = await read_root(repo, fetcher, manifest)
         nodes = {parse_id(manifest)}
         async with aclosing(walk(repo, fetcher, root, nodes)) as found:
             async for entry in found:
-                ids = {
-                    entry.lists[at : at + ID_BYTES] for at in range(0, len(entry.lists), ID_BYTES)
-                }
+                ids = set(_lists(entry))
                 async with aclosing(rows_of(repo, fetcher, entry)) as rows:
                     async for row in rows:
-                        ids.update(b for b, _, _ in PIECE.iter_unpack(row) if b != HOLE)
-                take(ids)
+                        ids.update(blobs_in(row))
+                yield ids
                 if len(nodes) > NODES_AT_ONCE:
-                    take(nodes)
+                    yield set(nodes)
                     nodes.clear()
-        take(nodes)
+        yield nodes
     finally:
         fetcher.close()
+
+
+async def needed_packs(repo: Repository, manifest: str) -> set[str]:
+    """Return the hex names of all packs that a snapshot needs. Raises as `needed_blobs`."""
+    packs: set[bytes] = set()
+    async with aclosing(needed_blobs(repo, manifest)) as found:
+        async for blobs in found:
+            packs.update(locate(repo, blob).pack.name for blob in blobs)
     return {name.hex() for name in packs}

@@ -325,6 +325,9 @@ def test_a_key_file_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(KeyFileError, match="wanted is"):
             read_key_file(path, randomness)
+    path.write_bytes(b"\xff\xfe no text")
+    with pytest.raises(KeyFileError, match="wanted is"):
+        read_key_file(path, randomness)
     assert oct(os.stat(path).st_mode)[-3:] == "600"  # noqa: PTH116 - the mode is the question
 
 

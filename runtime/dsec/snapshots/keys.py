@@ -144,12 +144,12 @@ def read_key_file(path: Path, randomness: Randomness, *, mounted: bool = False) 
     """
     try:
         mode = path.stat().st_mode
-        text = path.read_text()
+        data = path.read_bytes()
     except OSError as problem:
         raise KeyFileError(f"{path}: {problem.strerror}") from problem
     if not mounted and stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyFileError(f"{path}: mode {stat.S_IMODE(mode):o}: only its owner may read it (600)")
-    return FileKeys(tuple(_entries(path, text)), randomness)
+    return FileKeys(tuple(_entries(path, data)), randomness)
 
 
 def make_key_file(path: Path, randomness: Randomness) -> None:
@@ -176,10 +176,10 @@ def make_key_file(path: Path, randomness: Randomness) -> None:
         raise KeyFileError(f"{path}: {problem.strerror}") from problem
 
 
-def _entries(path: Path, text: str) -> Iterable[tuple[str, bytes]]:
+def _entries(path: Path, data: bytes) -> Iterable[tuple[str, bytes]]:
     wanted = 'wanted is {"keys": [{"name": ..., "key": base64 of 32 bytes}, ...]}'
     try:
-        entries = json.loads(text)["keys"]
+        entries = json.loads(data)["keys"]
         found = [(str(one["name"]), base64.b64decode(one["key"], validate=True)) for one in entries]
     except (ValueError, KeyError, TypeError):
         # the cause could hold a key

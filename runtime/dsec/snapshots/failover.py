@@ -15,8 +15,9 @@ from enum import StrEnum
 from dsec.api.snapshot import SnapshotRef
 from dsec.snapshots.cards import Card, cards
 from dsec.snapshots.homes import Home, HomeTakenError, homes, later, root_of, take_home
-from dsec.snapshots.refs import in_force, list_refs
+from dsec.snapshots.refs import list_refs
 from dsec.snapshots.routing import Residency
+from dsec.snapshots.standing import age_of, by_lineage
 from dsec.world.objects import ObjectStore, ObjectStoreError
 
 RESTORE_FROM = "dsec.dev/restore-from"
@@ -139,9 +140,7 @@ def plan(found: Survey, *, lost: str, here: str, residency: Residency, now: date
 
     It repeats: what was taken before is `HERE`, and `MADE` once it goes on.
     """
-    lineages: dict[str, list[SnapshotRef]] = {}
-    for ref in found.refs:
-        lineages.setdefault(ref.lineage, []).append(ref)
+    lineages = by_lineage(found.refs)
     try:
         regions = residency.of(found.prefix)
     except LookupError:
@@ -154,9 +153,9 @@ def plan(found: Survey, *, lost: str, here: str, residency: Residency, now: date
         region = home.region if home is not None else card.region
         epoch = home.epoch if home is not None else card.home_epoch
         copies = tuple(
-            Copy(lineage, newest.seq, max(0.0, (now - newest.created).total_seconds()))
+            Copy(lineage, refs[0].seq, age_of(refs[0], now))
             for lineage, refs in sorted(lineages.items())
-            if root_of(lineage) == card.root and (newest := _newest(refs)) is not None
+            if root_of(lineage) == card.root
         )
         fate, why = _lives(card, region, lost=lost, here=here) or _comes(
             card, copies, regions, here
@@ -267,8 +266,3 @@ async def returning(
                 unread.append(region)
     parked = {root: home for root, home in best.items() if home.region != here}
     return Return(parked, tuple(sorted(set(unread))))
-
-
-def _newest(refs: Iterable[SnapshotRef]) -> SnapshotRef | None:
-    order = in_force(refs)
-    return order[0] if order else None

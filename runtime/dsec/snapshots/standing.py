@@ -44,6 +44,16 @@ def identity_of(ref: SnapshotRef) -> Identity:
     return ref.lineage, ref.seq, ref.home_epoch, ref.manifest
 
 
+def by_lineage(refs: Iterable[SnapshotRef]) -> dict[str, list[SnapshotRef]]:
+    """Return the references that count, of each lineage that has any, newest first."""
+    return {lineage: in_force(known) for lineage, known in _grouped(refs).items()}
+
+
+def age_of(ref: SnapshotRef, now: datetime) -> float:
+    """Return how old a snapshot is in seconds; never negative."""
+    return max(0.0, (now - ref.created).total_seconds())
+
+
 def standing(
     source: Iterable[SnapshotRef], target: Iterable[SnapshotRef], now: datetime
 ) -> Standing:
@@ -51,15 +61,15 @@ def standing(
 
     Ages are never negative: a clock that is ahead makes nothing safer.
     """
-    mine, theirs = _by_lineage(source), _by_lineage(target)
+    mine, theirs = by_lineage(source), by_lineage(target)
     rows, waits = [], []
     for lineage, refs in sorted(mine.items()):
         there = {identity_of(ref) for ref in theirs.get(lineage, ())}
         copied = [ref for ref in refs if identity_of(ref) in there]
         waits += [ref for ref in refs if identity_of(ref) not in there]
-        age = _age(copied[0], now) if copied else None
+        age = age_of(copied[0], now) if copied else None
         rows.append(LineageStanding(lineage, refs[0].seq, copied[0].seq if copied else None, age))
-    lag = max((_age(ref, now) for ref in waits), default=0.0)
+    lag = max((age_of(ref, now) for ref in waits), default=0.0)
     return _worst(rows, len(waits), lag)
 
 
@@ -75,11 +85,8 @@ def buried(ref: SnapshotRef, stones: Iterable[Tombstone]) -> bool:
 
 def lost(refs: Iterable[SnapshotRef]) -> frozenset[Identity]:
     """Return the references that count no more, of any lineages (see `superseded`)."""
-    lineages: dict[str, list[SnapshotRef]] = defaultdict(list)
-    for ref in refs:
-        lineages[ref.lineage].append(ref)
     found = set()
-    for known in lineages.values():
+    for known in _grouped(refs).values():
         gone = superseded(known)
         found |= {identity_of(ref) for ref in known if (ref.home_epoch, ref.seq) in gone}
     return frozenset(found)
@@ -104,12 +111,8 @@ def _worst(rows: Sequence[LineageStanding], behind: int, lag: float) -> Standing
     return Standing(behind, lag, worst.recovery_point_seconds, worst.lineage, tuple(rows))
 
 
-def _by_lineage(refs: Iterable[SnapshotRef]) -> dict[str, list[SnapshotRef]]:
+def _grouped(refs: Iterable[SnapshotRef]) -> dict[str, list[SnapshotRef]]:
     found: dict[str, list[SnapshotRef]] = defaultdict(list)
     for ref in refs:
         found[ref.lineage].append(ref)
-    return {lineage: in_force(known) for lineage, known in found.items()}
-
-
-def _age(ref: SnapshotRef, now: datetime) -> float:
-    return max(0.0, (now - ref.created).total_seconds())
+    return found

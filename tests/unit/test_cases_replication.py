@@ -102,7 +102,7 @@ async def test_copies_are_compared_by_hash_and_length_never_by_etag() -> None:
     assert first.packs == 1
     again = await _copy(a, b, target=odd)
     assert (again.whole, again.objects, again.refs) == (True, 0, 0)
-    # the same length and another content is no copy, whatever its etag says
+    # what is lost there crosses again
     (pack,) = await b.objects.list(PREFIX + "packs/")
     await b.objects.delete(pack.key)
     other = await _copy(a, b)

@@ -116,6 +116,7 @@ def test_a_pool_that_is_none_stays_as_it_is(tmp_path: Path) -> None:
     assert "b.jsonl:1: no JSON" in merge_pool(tmp_path, {"pool": "/pool"})["why"]
     (pool / "b.jsonl").unlink()
     (pool / "a.jsonl").write_text("no record\n")
+    assert "a.jsonl:1" in merge_pool(tmp_path, {"pool": "/pool"})["why"]
     assert (pool / "a.jsonl").read_text() == "no record\n"
     (tmp_path / "link").symlink_to(pool)
     assert "why" in merge_pool(tmp_path, {"pool": "/link"})
